@@ -1,0 +1,41 @@
+# Two commands do everything on a fresh machine with Python >= 3.11, make and git: `make demo` and `make test`.
+PYTHON ?= python3
+# Any torch >= 2.11 will do; name another build here, e.g. make setup TORCH=torch==2.14.1
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+TARGET := models/smollm2-135m-instruct
+
+.PHONY: setup demo test test-slow check format clean
+
+setup: .venv/.ready $(TARGET)/PROVENANCE.json  ## .venv with everything in it, and the default target
+
+.venv/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[deepspeed,wandb,dev]"
+	touch $@
+
+$(TARGET)/PROVENANCE.json: | .venv/.ready
+	$(BIN)/python scripts/get_smollm2 $(TARGET)
+
+demo: setup  ## distil a draft for SmolLM2 and report what it is worth
+	scripts/demo.sh
+
+test: setup  ## the default suite, under ten minutes on two cores
+	$(BIN)/python -m pytest
+
+test-slow: setup  ## what takes minutes on its own
+	$(BIN)/python -m pytest -m slow
+
+check: .venv/.ready  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## everything that commands made, but the environment
+	rm -rf runs models build dist .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Presets (YAML, package data), prompt sets, and the reader that makes typed settings of them."""

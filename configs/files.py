@@ -1,0 +1,49 @@
+"""Files that are whole or absent: written under a temporary name, then renamed."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` as indented JSON in one rename."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` in one rename; missing parent folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty temporary folder beside `path` that takes its place when the block ends without an error.
+
+    A folder that stood at `path` is moved aside first and removed last, so that a crash leaves one of the two.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary, aside = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
+    recover(path)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    yield temporary
+    if path.exists():
+        path.replace(aside)
+    temporary.replace(path)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def recover(path: Path) -> None:
+    """Undo a replacement that was cut between its two renames; otherwise do nothing."""
+    aside = path.with_name(path.name + ".old")
+    if aside.exists():
+        if path.exists():
+            shutil.rmtree(aside)
+        else:
+            aside.replace(path)

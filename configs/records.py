@@ -1,0 +1,57 @@
+"""Rows from JSONL or Parquet files; a bad row is named by file and line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from configs.errors import UserError
+
+
+def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (where, row) for each row of a .jsonl or .parquet file; `where` is 'FILE:LINE' for messages.
+
+    Blank lines and a byte-order mark are passed over. Raises UserError for a missing file, another ending,
+    or a line that is not one JSON object.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    if path.suffix == ".parquet":
+        yield from _read_parquet(path)
+    elif path.suffix in (".jsonl", ".json"):
+        yield from _read_jsonl(path)
+    else:
+        raise UserError(f"{path}: expected a .jsonl or .parquet file")
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with path.open(encoding="utf-8-sig", newline=None) as lines:
+        try:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    where = f"{path}:{number}"
+                    yield where, _json_object(line, where)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+
+
+def _json_object(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: expected a JSON object, got {type(row).__name__}")
+    return row
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except pyarrow.ArrowInvalid as error:
+        raise UserError(f"{path}: not a readable Parquet file ({error})") from None
+    for number, row in enumerate(table.to_pylist(), start=1):
+        yield f"{path}:row {number}", row

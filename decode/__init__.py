@@ -1,0 +1,1 @@
+"""The pair: loading, chat rendering, laws, verification, caches and lossless generation."""

@@ -1,0 +1,220 @@
+"""Loading target and draft: a local folder, a Hub id with optional @revision, or a GGUF file."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from configs.errors import UserError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where a model comes from. `gguf` is a file name inside `location`; `revision` only goes with a Hub id."""
+
+    location: str
+    revision: str | None = None
+    gguf: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        return Path(self.location).is_dir()
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of transformers' from_pretrained for this reference."""
+        extra = {"revision": self.revision, "gguf_file": self.gguf}
+        return {key: value for key, value in extra.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A causal LM in evaluation mode with its tokenizer and the words that say where both came from."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+    revision: str
+    stored_dtype: torch.dtype
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids that end an answer: the generation config's, else the tokenizer's."""
+        ids = self.model.generation_config.eos_token_id
+        if ids is None:
+            ids = self.tokenizer.eos_token_id
+        return tuple(ids) if isinstance(ids, list | tuple) else () if ids is None else (ids,)
+
+    @property
+    def context_tokens(self) -> int:
+        """How many tokens the model can hold, prompt and answer together."""
+        return int(self.model.config.max_position_embeddings)
+
+
+def parse_reference(text: str) -> Reference:
+    """Read FOLDER, FILE.gguf, or HUB/ID[@REVISION].
+
+    Raises UserError for a missing file, a folder without a model, or text that is none of the three.
+    """
+    path = Path(text)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise UserError(f"{text}: no such GGUF file")
+        return Reference(str(path.parent), gguf=path.name)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(f"{text}: not a model folder (no config.json in it)")
+        return Reference(text)
+    name, _, revision = text.partition("@")
+    if path.exists() or not re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name):
+        raise UserError(f"{text}: no such model folder; expected a local folder, a .gguf file or a Hub id (org/name)")
+    return Reference(name, revision=revision or None)
+
+
+def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
+    """Load a causal LM for decoding: evaluation mode, no gradients, on `device`.
+
+    `dtype` is float32, bfloat16, float16 (or fp32, bf16, fp16), or `auto`: as stored.
+    Raises UserError with the reason when the model cannot be loaded.
+    """
+    reference = parse_reference(text)
+    arguments = reference.arguments()
+    if reference.gguf:
+        _check_gguf(Path(text))
+        arguments["quantization_config"] = _dequantized()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(reference.location, dtype=named_dtype(dtype), **arguments)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{text}: cannot be loaded as a causal language model ({_first_line(error)})") from error
+    if reference.gguf:
+        _forget_quantization(model)
+    model = model.to(named_device(device)).eval().requires_grad_(False)
+    stored_dtype = read_model_config(text).dtype or torch.float32
+    return Loaded(model, load_tokenizer(text), text, weights_revision(reference, model), stored_dtype)
+
+
+def load_tokenizer(text: str) -> Any:
+    """The tokenizer that lies with a model. Raises UserError when there is none."""
+    reference = parse_reference(text)
+    try:
+        return AutoTokenizer.from_pretrained(reference.location, **reference.arguments())
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{text}: no tokenizer could be loaded ({_first_line(error)})") from error
+
+
+def read_model_config(text: str) -> Any:
+    """The transformers config of a model, without its weights. Raises UserError when there is none."""
+    reference = parse_reference(text)
+    try:
+        return AutoConfig.from_pretrained(reference.location, **reference.arguments())
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{text}: no model config could be read ({_first_line(error)})") from error
+
+
+def check_pair(target: Loaded, draft: Loaded) -> None:
+    """Refuse a draft whose ids do not mean what the target's ids mean.
+
+    Raises UserError naming the first id that differs, or both vocabulary sizes.
+    """
+    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    if ours != theirs:
+        by_id = {i: token for token, i in theirs.items()}
+        differing = next(
+            (i for token, i in sorted(ours.items(), key=lambda item: item[1]) if by_id.get(i) != token), None
+        )
+        example = f"; first difference: id {differing}" if differing is not None else ""
+        raise UserError(
+            f"draft {draft.name} and target {target.name} have different tokenizers "
+            f"({len(theirs)} and {len(ours)} entries{example}); use a draft made for this target"
+        )
+    sizes = draft.model.config.vocab_size, target.model.config.vocab_size
+    if sizes[0] != sizes[1]:
+        raise UserError(
+            f"draft {draft.name} has {sizes[0]} vocabulary rows, target {target.name} has {sizes[1]} "
+            f"(their tokenizer has {len(ours)} entries); rebuild the draft from this target"
+        )
+
+
+def named_dtype(name: str) -> torch.dtype | str:
+    """The torch dtype of a name, or 'auto'. Raises UserError for an unknown name."""
+    name = SHORT_DTYPES.get(name, name)
+    if name != "auto" and name not in DTYPES:
+        raise UserError(f"dtype {name!r}: expected auto, {', '.join(DTYPES)}")
+    return DTYPES.get(name, name)
+
+
+def named_device(name: str) -> torch.device:
+    """The torch device of a name; 'auto' is the accelerator where there is one. Raises UserError."""
+    if name == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device {name!r}: expected auto, cpu, cuda or cuda:N") from None
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """16 hex digits over every token and its id: equal fingerprints mean the same ids."""
+    entries = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return hashlib.sha256("\n".join(f"{i}\t{token}" for token, i in entries).encode()).hexdigest()[:16]
+
+
+def weights_revision(reference: Reference, model: Any) -> str:
+    """What the weights are: the Hub commit, else a fingerprint of the local files.
+
+    The fingerprint reads names, sizes and the first and last MiB of each file, which costs nothing at 100 GB
+    and changes with any retraining.
+    """
+    commit = getattr(model.config, "_commit_hash", None)
+    if not reference.is_local and commit:
+        return str(commit)
+    folder = Path(reference.location)
+    files = [folder / reference.gguf] if reference.gguf else sorted(folder.glob("*.safetensors"))
+    digest = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(1 << 20))
+            stream.seek(max(0, size - (1 << 20)))
+            digest.update(stream.read())
+    return "local-" + digest.hexdigest()[:16]
+
+
+def _dequantized() -> Any:
+    from transformers import GgufConfig
+
+    return GgufConfig(dequantize=True)
+
+
+def _check_gguf(path: Path) -> None:
+    """A cut-off download is the usual fault; transformers answers it with a numpy reshape error."""
+    from gguf import GGUFReader
+
+    try:
+        GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        size_mib = path.stat().st_size / 2**20
+        raise UserError(f"{path}: not a whole GGUF file ({size_mib:.1f} MiB on disk); download it again") from error
+
+
+def _forget_quantization(model: Any) -> None:
+    """A de-quantised model is plain floats: leave no trace that would stop save_pretrained or training."""
+    for name in ("hf_quantizer", "quantization_method"):
+        if hasattr(model, name):
+            delattr(model, name)
+    if hasattr(model, "is_quantized"):
+        model.is_quantized = False
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,78 @@
+"""What happened in each round, and the counts that follow from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Round:
+    """One propose-verify-commit round, cut at the end of the answer.
+
+    `tokens` are what it emitted: `accepted` drafted ones, then the target's own (none after a cut inside the
+    block). `p` and `q` are the probabilities of each drafted token, `overlap` is Σ_v min(p, q) at its place.
+    """
+
+    drafted: tuple[int, ...]
+    accepted: int
+    tokens: tuple[int, ...]
+    p: tuple[float, ...]
+    q: tuple[float, ...]
+    overlap: tuple[float, ...]
+    draft_s: float
+    verify_s: float
+    round_s: float
+
+    @property
+    def reached(self) -> int:
+        """Drafted positions that were put to the test: those accepted, and the rejected one if there was one."""
+        own_token = len(self.tokens) > self.accepted
+        return self.accepted + (1 if own_token and self.accepted < len(self.drafted) else 0)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts over rounds. The token that prefill gave is in none of them."""
+
+    rounds: int
+    drafted: int
+    accepted: int
+    emitted: int
+
+    @classmethod
+    def of(cls, rounds: Sequence[Round]) -> "Tally":
+        return cls(
+            rounds=len(rounds),
+            drafted=sum(len(r.drafted) for r in rounds),
+            accepted=sum(r.accepted for r in rounds),
+            emitted=sum(len(r.tokens) for r in rounds),
+        )
+
+    @property
+    def tau(self) -> float | None:
+        """τ, tokens emitted per target pass: the target's own token is in, the prefill token out."""
+        return self.emitted / self.rounds if self.rounds else None
+
+    @property
+    def accepted_share(self) -> float | None:
+        """d, accepted ÷ drafted; absent when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+
+def positions(rounds: Sequence[Round]) -> tuple[list[float | None], list[float | None]]:
+    """Acceptance by position 1, 2, ... of the block: conditional a_j and joint A_j.
+
+    a_j = accepted at j ÷ rounds that reached j (all before accepted, j proposed, not cut by a stop).
+    A_j = rounds accepted through j ÷ rounds with at least j proposed and not cut before j.
+    """
+    longest = max((len(r.drafted) for r in rounds), default=0)
+    conditional: list[float | None] = []
+    joint: list[float | None] = []
+    for j in range(1, longest + 1):
+        reached = sum(r.reached >= j for r in rounds)
+        accepted = sum(r.accepted >= j for r in rounds)
+        # A round cut by a stop before j can say nothing about j; a rejection before j can: it failed.
+        cut_before = sum(len(r.drafted) >= j > r.reached and len(r.tokens) == r.accepted for r in rounds)
+        offered = sum(len(r.drafted) >= j for r in rounds) - cut_before
+        conditional.append(accepted / reached if reached else None)
+        joint.append(accepted / offered if offered else None)
+    return conditional, joint

@@ -1,0 +1,1 @@
+"""The job: objective + teacher + data -> draft, and the command line people use."""

@@ -1,0 +1,191 @@
+"""Answers that the target samples itself: batched, resumable by row, with their provenance beside them."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from rich.progress import Progress
+
+from configs.errors import UserError
+from configs.files import write_json
+from configs.provenance import provenance
+from configs.reader import differing_keys
+from configs.settings import Settings
+from decode.chat import encode_text, render_prompt, user_turn_frame
+from decode.laws import Law
+from decode.models import Loaded
+from distill.claims import provenance_path, target_identity
+from eval.suites import Prompt, find_prompts, read_prompts
+
+
+class DataSettings(Settings):
+    """Prompts in, target-sampled answers out."""
+
+    answers: Path = Field(Path("runs/data/answers.jsonl"), description="Where the answers are written and read.")
+    prompts: str | None = Field(None, description="Prompt file or set name; none: the target writes the user turns.")
+    self_prompts: int = Field(256, ge=1, description="User turns to write when there are no prompts.")
+    temperature: float = Field(1.0, ge=0, description="Of the answers; 0 is greedy.")
+    top_k: int = Field(0, ge=0, description="Keep the k likeliest tokens of an answer; 0 is off.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Keep the likeliest tokens up to this mass; 1 is off.")
+    max_new_tokens: int = Field(96, ge=1, description="Answer tokens at most; a longer answer is cut there.")
+    batch_rows: int = Field(32, ge=1, description="Answers sampled at a time.")
+    max_tokens: int = Field(1024, ge=2, description="Training: longest row; the rest is cut.")
+    held_out_rows: int = Field(24, ge=1, description="Training: rows kept back to measure acceptance on.")
+
+    @property
+    def law(self) -> Law:
+        return Law(self.temperature, self.top_k, self.top_p)
+
+    def sampling(self) -> dict[str, Any]:
+        """The settings that decide what the answers are."""
+        return self.model_dump(mode="json", exclude={"answers", "max_tokens", "held_out_rows"})
+
+
+def write_answers(target: Loaded, settings: DataSettings, seed: int) -> int:
+    """Answer every prompt that has no answer yet in `settings.answers`; returns the number of rows in the end.
+
+    A row is written when its batch is done. A killed run loses no finished row, repeats none, and ends with the
+    same text as an uninterrupted one: batches and their seeds depend on the prompts alone.
+    Raises UserError for bad prompts, a prompt that leaves no room in the context, or a file of another run.
+    """
+    claim_file(settings.answers, target, settings.sampling() | {"seed": seed})
+    prompts = _self_prompts(target, settings, seed) if settings.prompts is None \
+        else read_prompts(find_prompts(settings.prompts))  # fmt: skip
+    prompt_ids = [_checked_ids(target, prompt, settings.max_new_tokens) for prompt in prompts]
+
+    def answer(batch: Sequence[int]) -> list[dict[str, Any]]:
+        sampled = sample(target, [prompt_ids[i] for i in batch], settings.law, settings.max_new_tokens, seed + batch[0])
+        return [_answer_row(target, prompts[i], ids) for i, ids in zip(batch, sampled, strict=True)]
+
+    fill_file(settings.answers, [prompt.id for prompt in prompts], settings.batch_rows, answer, "answers")
+    return len(prompts)
+
+
+def claim_file(path: Path, target: Loaded, settings: dict[str, Any]) -> None:
+    """Write FILE.provenance.json, or check that it says the same. Raises UserError for another run's file."""
+    ours = {"target": target_identity(target), "settings": settings}
+    beside = provenance_path(path)
+    if beside.is_file():
+        theirs = json.loads(beside.read_text(encoding="utf-8"))
+        different = differing_keys(ours, {key: theirs.get(key) for key in ours})
+        if different:
+            raise UserError(
+                f"{path}: holds answers made with another {', '.join(different)}; name another file or remove this one"
+            )
+    elif path.exists():
+        raise UserError(f"{path}: exists without {beside.name}, so it is not ours to continue; name another file")
+    else:
+        write_json(beside, ours | {"made_with": provenance()})
+
+
+def fill_file(path: Path, ids: Sequence[str], batch_rows: int, make: Any, title: str) -> None:
+    """Append the rows of every batch that is not in `path` yet. `make(row numbers)` gives a batch's rows.
+
+    Batches are cut from the whole list, so a resumed run makes the same ones.
+    """
+    done = finished_ids(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Progress() as progress, path.open("a", encoding="utf-8") as file:
+        bar = progress.add_task(title, total=len(ids), completed=sum(i in done for i in ids))
+        for first in range(0, len(ids), batch_rows):
+            batch = range(first, min(first + batch_rows, len(ids)))
+            missing = [i for i in batch if ids[i] not in done]
+            if not missing:
+                continue
+            rows = {row["id"]: row for row in make(batch)}
+            file.write("".join(json.dumps(rows[ids[i]], ensure_ascii=False) + "\n" for i in missing))
+            file.flush()
+            os.fsync(file.fileno())
+            progress.advance(bar, len(missing))
+
+
+def finished_ids(path: Path) -> set[str]:
+    """Ids of the whole rows in `path`; a last line that a kill cut off is removed from the file."""
+    if not path.exists():
+        return set()
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    return {json.loads(line)["id"] for line in whole.splitlines()}
+
+
+@torch.no_grad()
+def sample(
+    target: Loaded, prompts: Sequence[Sequence[int]], law: Law, max_new_tokens: int, seed: int
+) -> list[list[int]]:
+    """Continue each prompt under `law`; an answer keeps its end token, and ends there or at `max_new_tokens`."""
+    model, device = target.model, target.model.device
+    longest = max(len(prompt) for prompt in prompts)
+    pad = target.eos_ids[0] if target.eos_ids else 0
+    ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts], device=device)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
+    how = (
+        {"do_sample": False}
+        if law.is_greedy
+        else {"do_sample": True, "temperature": law.temperature, "top_k": law.top_k, "top_p": law.top_p}
+    )
+    with _own_randomness(seed, device):
+        output = model.generate(
+            ids, attention_mask=mask, max_new_tokens=max_new_tokens, pad_token_id=pad,
+            eos_token_id=list(target.eos_ids) or None, **how,
+        )  # fmt: skip
+    return [_until_end(row, target.eos_ids) for row in output[:, longest:].tolist()]
+
+
+@contextmanager
+def _own_randomness(seed: int, device: torch.device) -> Iterator[None]:
+    """transformers draws from torch's global state: seed it, and put it back afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def _self_prompts(target: Loaded, settings: DataSettings, seed: int) -> list[Prompt]:
+    """User turns that the target writes from its own chat template: sampled up to the end of the line or turn."""
+    path = settings.answers.with_suffix(".prompts.jsonl")
+    before, _ = user_turn_frame(target.tokenizer)
+    prefix = encode_text(target.tokenizer, before)
+    ids = [f"self-{i:06d}" for i in range(settings.self_prompts)]
+
+    def write(batch: Sequence[int]) -> list[dict[str, Any]]:
+        turns = sample(target, [prefix] * len(batch), Law(1.0, top_p=0.95), 64, seed + 7919 * (1 + batch[0]))
+        texts = [target.tokenizer.decode(turn, skip_special_tokens=True).strip().split("\n")[0] for turn in turns]
+        return [{"id": ids[i], "prompt": text or "Hello."} for i, text in zip(batch, texts, strict=True)]
+
+    fill_file(path, ids, settings.batch_rows, write, "prompts")
+    return read_prompts(path)
+
+
+def _checked_ids(target: Loaded, prompt: Prompt, max_new_tokens: int) -> list[int]:
+    try:
+        ids = render_prompt(target.tokenizer, prompt.messages)
+    except UserError as error:
+        raise UserError(f"{prompt.where}: {error}") from None
+    if len(ids) + max_new_tokens > target.context_tokens:
+        raise UserError(
+            f"{prompt.where}: the prompt has {len(ids)} tokens and the answer up to {max_new_tokens}; "
+            f"{target.name} holds {target.context_tokens}"
+        )
+    return ids
+
+
+def _answer_row(target: Loaded, prompt: Prompt, answer_ids: list[int]) -> dict[str, Any]:
+    text = target.tokenizer.decode(answer_ids, skip_special_tokens=True)
+    return {
+        "id": prompt.id,
+        "category": prompt.category,
+        "messages": [*prompt.messages, {"role": "assistant", "content": text}],
+        "answer_ids": answer_ids,
+        "finished": bool(answer_ids) and answer_ids[-1] in target.eos_ids,
+    }
+
+
+def _until_end(ids: list[int], eos_ids: tuple[int, ...]) -> list[int]:
+    return next((ids[: i + 1] for i, token in enumerate(ids) if token in eos_ids), ids)

@@ -1,0 +1,23 @@
+"""The console command `draftsmith`: every verb, each the same code as its `python -m` twin."""
+
+from collections.abc import Callable
+
+from configs.command_line import run_verbs
+from decode.verb_decode import decode
+from distill.verb_data import data
+from distill.verb_distill import distill
+from eval.verb_eval import evaluate
+from train.publish.verb_push import push
+
+VERBS: dict[str, Callable[..., None]] = {
+    "data": data,
+    "distill": distill,
+    "eval": evaluate,
+    "decode": decode,
+    "push": push,
+}
+
+
+def main() -> None:
+    """Entry point of `draftsmith`."""
+    run_verbs(VERBS, "Distil draft models for speculative decoding, and measure what they are worth.")

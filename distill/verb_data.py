@@ -1,0 +1,34 @@
+"""The verb `data`: the target answers prompts."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def data(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SECTION.FIELD=VALUE]...", help="Settings laid over the file's."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with the settings, the same as for distill.")] = None,
+    target: Annotated[str | None, typer.Option(help="Short for target=...")] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(help="Short for data.prompts=... Without prompts the target writes them itself."),
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Short for data.answers=..., the JSONL file to write.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto (the accelerator where there is one), cpu, cuda, cuda:N.")] = "auto",
+) -> None:
+    """Let the target answer prompts, for a draft to learn from: batched, and resumable row by row."""
+    from configs.reader import read_config
+    from decode.models import load_model
+    from distill.answers import write_answers
+    from distill.job import JobSettings
+
+    short = {"target": target, "data.prompts": prompts, "data.answers": out}
+    named = [f"{key}={value}" for key, value in short.items() if value is not None]
+    settings = read_config(JobSettings, config, [*(overrides or []), *named])
+    count = write_answers(load_model(settings.target, dtype, device), settings.data, settings.seed)
+    print(f"{settings.data.answers}: {count} answers")

@@ -1,0 +1,1 @@
+"""Measuring: acceptance, latency, prediction, the losslessness certificate, the report."""

@@ -1,0 +1,119 @@
+"""Decoding a suite for real: plain, speculative and HF generate on the same prompts, in turn."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor
+
+from decode.drafts.contract import Draft
+from decode.generate import Generation, Settings, device_clock, generate
+from decode.models import Loaded
+from decode.round import Clock
+from eval.stats import Timed
+from eval.suites import Prompt
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of decoding one prompt: its tokens, and prefill and decode seconds (median over repeats)."""
+
+    token_ids: list[int]
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def decode(self) -> Timed:
+        return Timed(self.decode_s, max(0, len(self.token_ids) - 1))
+
+    @property
+    def end_to_end(self) -> Timed:
+        return Timed(self.prefill_s + self.decode_s, len(self.token_ids))
+
+
+@dataclass(frozen=True)
+class PromptRun:
+    """What each arm made of one prompt; `trace` is the speculative answer with its rounds."""
+
+    prompt: Prompt
+    prompt_ids: list[int]
+    plain: Arm
+    speculative: Arm
+    hf: Arm
+    trace: Generation
+
+
+def run_prompt(
+    target: Loaded, draft: Draft[Any], prompt: Prompt, prompt_ids: list[int], settings: Settings, repeats: int,
+    first: int,
+) -> PromptRun:  # fmt: skip
+    """Decode one prompt with every arm, `repeats` times; arm number `first` goes first, the others follow in turn."""
+    traces: list[Generation] = []
+
+    def speculative() -> Arm:
+        traces.append(generate(target.model, draft, prompt_ids, settings))
+        return _arm(traces[-1])
+
+    arms: list[Callable[[], Arm]] = [
+        lambda: _arm(generate(target.model, None, prompt_ids, settings)),
+        speculative,
+        lambda: hf_generate(target.model, prompt_ids, settings),
+    ]
+    results: list[list[Arm]] = [[] for _ in arms]
+    for repeat in range(repeats):
+        for turn in range(len(arms)):
+            number = (first + repeat + turn) % len(arms)
+            results[number].append(arms[number]())
+    plain, drafted, hf = (_median_arm(result) for result in results)
+    return PromptRun(prompt, prompt_ids, plain, drafted, hf, traces[0])
+
+
+@torch.no_grad()
+def hf_generate(target: Any, prompt_ids: list[int], settings: Settings) -> Arm:
+    """transformers' own generate under the same law, with the end of its prefill noted."""
+    device = next(target.parameters()).device
+    clock = device_clock(device)
+    ids = torch.tensor([prompt_ids], device=device)
+    watch = _PrefillWatch(clock)
+    law = settings.law
+    how = (
+        {"do_sample": False}
+        if law.is_greedy
+        else {"do_sample": True, "temperature": law.temperature, "top_k": law.top_k, "top_p": law.top_p}
+    )
+    began = clock()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(settings.seed)
+        output = target.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=settings.max_new_tokens,
+            eos_token_id=list(settings.eos_ids) or None, pad_token_id=settings.eos_ids[0] if settings.eos_ids else 0,
+            logits_processor=[watch], **how,
+        )  # fmt: skip
+    ended = clock()
+    return Arm(output[0, len(prompt_ids) :].tolist(), watch.first_call - began, ended - watch.first_call)
+
+
+class _PrefillWatch(LogitsProcessor):  # type: ignore[misc]
+    """Called once per token with its logits: the first call is the end of prefill."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.first_call = 0.0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.first_call = self.first_call or self.clock()
+        return scores
+
+
+def _arm(generation: Generation) -> Arm:
+    return Arm(generation.token_ids, generation.prefill_s, generation.decode_s)
+
+
+def _median_arm(repeats: list[Arm]) -> Arm:
+    return Arm(
+        repeats[0].token_ids,
+        median(arm.prefill_s for arm in repeats),
+        median(arm.decode_s for arm in repeats),
+    )

@@ -1,0 +1,175 @@
+"""One measurement from start to end: load, profile, decode the suite, replay, certify, write."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from rich.progress import track
+
+from configs.errors import UserError
+from configs.files import write_json, write_text
+from configs.provenance import provenance
+from configs.reader import differing_keys
+from configs.settings import Settings as Frozen
+from decode.chat import render_prompt
+from decode.drafts.lm import LMDraft
+from decode.generate import Settings
+from decode.laws import Law
+from decode.models import Loaded, check_pair, load_model
+from eval.certificate import certify
+from eval.latency import fastest_threads, profile
+from eval.live import PromptRun, run_prompt
+from eval.markdown import to_markdown
+from eval.plots import plot_positions, plot_round
+from eval.predict import predict
+from eval.replay import Replay, replay_text
+from eval.report import Report, assemble
+from eval.suites import Prompt, find_prompts, read_prompts, stratified
+
+
+class EvalSettings(Frozen):
+    """What is measured, on what, and under which law."""
+
+    target: str
+    draft: str
+    suite: str = "suite"
+    max_prompts: int = Field(16, ge=1)
+    max_new_tokens: int = Field(64, ge=2)
+    num_draft_tokens: int = 3
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int = Field(0, ge=0)
+    repeats: int = Field(1, ge=1)
+    longest_draft: int = Field(8, ge=1)
+    fp32_prompts: int = Field(8, ge=1)
+    fp32_tokens: int = Field(32, ge=1)
+
+    def decoding(self, eos_ids: tuple[int, ...] = ()) -> Settings:
+        law = Law(self.temperature, self.top_k, self.top_p)
+        return Settings(law, self.max_new_tokens, self.num_draft_tokens, eos_ids, self.seed)
+
+
+def measure(settings: EvalSettings, out: Path) -> Report:
+    """Measure and write OUT/report.json, report.md and plots. A report of the same measurement is read back.
+
+    Raises UserError for a bad suite or pair, and for an OUT that holds another measurement.
+    """
+    decoding = settings.decoding()  # refuses bad values before anything is loaded
+    path = find_prompts(settings.suite)
+    prompts = stratified(read_prompts(path), settings.max_prompts)
+    target = load_model(settings.target, settings.dtype, settings.device)
+    drafted = load_model(settings.draft, settings.dtype, settings.device)
+    check_pair(target, drafted)
+    described = settings.model_dump(mode="json", exclude={"threads"}) | {
+        "suite_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "target_revision": target.revision,
+        "draft_revision": drafted.revision,
+        "run_dtype": str(target.model.dtype).removeprefix("torch."),
+    }
+    finished = _read_back(out / "report.json", described)
+    if finished:
+        return finished
+    prompt_ids = [_checked_ids(target, prompt) for prompt in prompts]
+    decoding = settings.decoding(target.eos_ids)
+    draft = LMDraft(drafted.model)
+
+    warm_up = prompt_ids[-1]
+    threads = settings.threads or fastest_threads(target.model, warm_up, decoding)
+    if target.model.device.type == "cpu":
+        torch.set_num_threads(threads)
+    longest = max(settings.longest_draft, settings.num_draft_tokens)
+    latency = profile(target.model, draft, warm_up, decoding, longest)
+    pairs = track(list(zip(prompts, prompt_ids, strict=True)), "decoding the suite")
+    runs = [
+        run_prompt(target, draft, prompt, ids, decoding, settings.repeats, first=number)
+        for number, (prompt, ids) in enumerate(pairs)
+    ]
+    texts = [_replay(target, drafted, run, decoding.law) for run in track(runs, "replaying")]
+    certificate = certify(target.model, drafted.model, runs, decoding, settings.fp32_prompts, settings.fp32_tokens)
+    report = assemble(
+        runs, texts, latency, predict(texts, latency), certificate, described | {"threads": threads},
+        _training(settings.draft), provenance() | {"device": str(target.model.device)}, target.tokenizer,
+    )  # fmt: skip
+    _write(report, out, Path(settings.draft))
+    return report
+
+
+@torch.no_grad()
+def _replay(target: Loaded, draft: Loaded, run: PromptRun, law: Law) -> Replay:
+    """Teacher-forced laws of both models on the plain answer."""
+    emitted = run.plain.token_ids
+    ids = torch.tensor([run.prompt_ids + emitted[:-1]], device=target.model.device)
+    p, q = (law(m.model(input_ids=ids, logits_to_keep=len(emitted)).logits[0]) for m in (target, draft))
+    return replay_text(p, q, torch.tensor(emitted, device=p.device))
+
+
+def _checked_ids(target: Loaded, prompt: Prompt) -> list[int]:
+    ids = render_prompt(target.tokenizer, prompt.messages)
+    if len(ids) >= target.context_tokens:
+        raise UserError(
+            f"{prompt.where}: the prompt has {len(ids)} tokens; {target.name} holds {target.context_tokens}"
+        )
+    return ids
+
+
+def _read_back(path: Path, described: dict[str, Any]) -> Report | None:
+    if not path.is_file():
+        return None
+    report = Report.model_validate_json(path.read_text(encoding="utf-8"))
+    different = differing_keys({k: v for k, v in report.settings.items() if k != "threads"}, described)
+    if different:
+        raise UserError(
+            f"{path.parent}: holds another measurement (different: {', '.join(different)}); name another --out"
+        )
+    return report
+
+
+def _training(draft: str) -> dict[str, Any] | None:
+    """What the training hook measured, where the draft was trained here."""
+    path = Path(draft) / "training.json"
+    if not path.is_file():
+        return None
+    training: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if "measured" not in training:
+        return None
+    return {
+        **training["measured"],
+        "step": training["step"],
+        "supervised_tokens_seen": training["supervised_tokens_seen"],
+    }
+
+
+def _write(report: Report, out: Path, draft: Path) -> None:
+    """Plots first, report.json last: a folder with a report.json is whole. The draft takes a copy along."""
+    plot_positions(report, out / "plots" / "positions.png")
+    plot_round(report, out / "plots" / "round.png")
+    write_text(out / "report.md", to_markdown(report))
+    content = report.model_dump(mode="json")
+    write_json(out / "report.json", content)
+    config_path = draft / "config.json"
+    if config_path.is_file():
+        config = json.loads(config_path.read_text(encoding="utf-8"))
+        if "draftsmith" in config:
+            config["draftsmith"]["recommended_num_draft_tokens"] = report.recommended_num_draft_tokens
+            write_json(draft / "report.json", content)
+            write_json(config_path, config)
+
+
+def summary_rows(report: Report) -> Sequence[tuple[str, str]]:
+    """The few lines that a terminal shows under the verdict."""
+    speeds = report.latency.tokens_per_s
+    return [
+        ("tokens/s", " · ".join(f"{name} {value:.1f}" for name, value in speeds.items())),
+        ("costs", f"c {report.latency.c:.2f} · v {report.latency.v:.2f} · o {report.latency.o:.3f} plain steps"),
+        ("predicted", f"S {report.predicted_speedup:.2f}× at γ {report.settings['num_draft_tokens']}, "
+                      f"best γ {report.recommended_num_draft_tokens}"),
+        ("repeated text", f"{report.repeated_text_share:.0%}"),
+    ]  # fmt: skip

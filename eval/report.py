@@ -1,0 +1,214 @@
+"""The typed result of a measurement (report.json), and how it is put together from the runs."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from decode.trace import Round, Tally
+from decode.trace import positions as live_positions
+from eval.certificate import Certificate, first_difference
+from eval.latency import Latency
+from eval.live import PromptRun
+from eval.predict import Prediction, best_length
+from eval.replay import Replay, alpha
+from eval.replay import positions as replayed_positions
+from eval.replay import tau as replayed_tau
+from eval.stats import speedup, speedup_interval
+from eval.text import repeated_share
+
+SCHEMA = 1
+
+
+class Verdict(BaseModel):
+    """The headline. Without a passed certificate there is no speed-up, and `line` says so."""
+
+    line: str
+    speedup_decode: float | None
+    speedup_decode_ci: tuple[float, float] | None
+    speedup_e2e: float | None
+    speedup_e2e_ci: tuple[float, float] | None
+    speedup_decode_over_hf_generate: float | None
+    speedup_e2e_over_hf_generate: float | None
+    tau: float
+    alpha: float
+    lossless: bool
+
+
+class Costs(BaseModel):
+    """c, v, o in plain steps, from the latency profile; `verify_by_width` is v(n). Paces are of the measured run."""
+
+    plain_step_s: float
+    c: float
+    v: float
+    o: float
+    verify_by_width: dict[int, float]
+    loop_efficiency: float
+    round_ms: dict[str, float]
+    tokens_per_s: dict[str, float]
+    threads: int
+
+
+class Positions(BaseModel):
+    """a_j and A_j for j = 1..γ: as decoded (None where no round reached j), and as replayed on plain target text."""
+
+    conditional: list[float | None]
+    joint: list[float | None]
+    replayed_conditional: list[float]
+    replayed_joint: list[float]
+
+
+class Category(BaseModel):
+    prompts: int
+    tokens: int
+    tau: float
+    alpha: float
+    accepted_share: float | None
+    speedup_decode: float | None
+    repeated_text_share: float
+
+
+class Sample(BaseModel):
+    """A sample of the measured answers; `same_as_plain` is the index of the first other token, None when equal."""
+
+    id: str
+    text: str
+    differs_from_plain_at: int | None
+
+
+class Report(BaseModel):
+    """Everything a measurement found. Schema version 1."""
+
+    schema_version: int = SCHEMA
+    verdict: Verdict
+    settings: dict[str, Any]
+    latency: Costs
+    positions: Positions
+    acceptance: dict[str, float | None]
+    predicted_speedup: float
+    predicted: list[dict[str, float]]
+    recommended_num_draft_tokens: int
+    categories: dict[str, Category]
+    repeated_text_share: float
+    training: dict[str, Any] | None
+    certificate: Certificate
+    divergences: list[Sample]
+    provenance: dict[str, Any]
+
+
+def assemble(
+    runs: Sequence[PromptRun], texts: Sequence[Replay], latency: Latency, predictions: Sequence[Prediction],
+    certificate: Certificate, settings: dict[str, Any], training: dict[str, Any] | None,
+    provenance: dict[str, Any], tokenizer: Any,
+) -> Report:  # fmt: skip
+    """Put the parts together. `texts` are the replays of the plain answers of `runs`, in the same order."""
+    rounds = [r for run in runs for r in run.trace.rounds]
+    gamma = settings["num_draft_tokens"]
+    conditional, joint = live_positions(rounds)
+    replayed_conditional, replayed_joint = replayed_positions(texts, gamma)
+    predicted = next((p.speedup for p in predictions if p.num_draft_tokens == gamma), float("nan"))
+    tally = Tally.of(rounds)
+    taus = [value for run in runs if (value := run.trace.tally.tau) is not None]
+    return Report(
+        verdict=_verdict(runs, tally.tau or 1.0, alpha(texts), certificate.passed),
+        settings=settings,
+        latency=_costs(runs, rounds, latency, settings["threads"]),
+        positions=Positions(
+            conditional=conditional, joint=joint,
+            replayed_conditional=replayed_conditional, replayed_joint=replayed_joint,
+        ),
+        acceptance={
+            "alpha": alpha(texts),
+            "tau": tally.tau,
+            "tau_macro": sum(taus) / len(taus) if taus else None,
+            "tau_replayed": replayed_tau(texts, gamma),
+            "accepted_share": tally.accepted_share,
+        },
+        predicted_speedup=predicted,
+        predicted=[vars(prediction) for prediction in predictions],
+        recommended_num_draft_tokens=best_length(predictions),
+        categories=_categories(runs, texts, certificate.passed),
+        repeated_text_share=repeated_share([run.trace.token_ids for run in runs]),
+        training=training,
+        certificate=certificate,
+        divergences=_divergences(runs, tokenizer),
+        provenance=provenance,
+    )  # fmt: skip
+
+
+def _verdict(runs: Sequence[PromptRun], tau: float, alpha_: float, lossless: bool) -> Verdict:
+    if not lossless:
+        return Verdict(
+            line="NOT LOSSLESS: the certificate failed, no speed-up is claimed", tau=tau, alpha=alpha_, lossless=False,
+            speedup_decode=None, speedup_decode_ci=None, speedup_e2e=None, speedup_e2e_ci=None,
+            speedup_decode_over_hf_generate=None, speedup_e2e_over_hf_generate=None,
+        )  # fmt: skip
+    plain, ours, hf = ([getattr(run, arm) for run in runs] for arm in ("plain", "speculative", "hf"))
+    decode = [[arm.decode for arm in arms] for arms in (plain, ours, hf)]
+    e2e = [[arm.end_to_end for arm in arms] for arms in (plain, ours, hf)]
+    s, (low, high) = speedup(decode[0], decode[1]), speedup_interval(decode[0], decode[1])
+    s_e2e = speedup(e2e[0], e2e[1])
+    pays = "this draft pays" if low > 1 else "this draft does not pay" if high < 1 else "too close to 1 to tell"
+    return Verdict(
+        line=f"S_decode {s:.2f}× [{low:.2f}, {high:.2f}], S_e2e {s_e2e:.2f}×, τ {tau:.2f}, α {alpha_:.2f}, "
+        f"lossless: pass — {pays}",
+        speedup_decode=s, speedup_decode_ci=(low, high),
+        speedup_e2e=s_e2e, speedup_e2e_ci=speedup_interval(e2e[0], e2e[1]),
+        speedup_decode_over_hf_generate=speedup(decode[2], decode[1]),
+        speedup_e2e_over_hf_generate=speedup(e2e[2], e2e[1]),
+        tau=tau, alpha=alpha_, lossless=True,
+    )  # fmt: skip
+
+
+def _costs(runs: Sequence[PromptRun], rounds: Sequence[Round], latency: Latency, threads: int) -> Costs:
+    whole = sum(r.round_s for r in rounds) or float("nan")
+    draft, verify = sum(r.draft_s for r in rounds), sum(r.verify_s for r in rounds)
+    arms = {"plain": "plain", "speculative": "speculative", "hf_generate": "hf"}
+    paces = {name: [getattr(run, arm).decode for run in runs] for name, arm in arms.items()}
+    return Costs(
+        **vars(latency),
+        loop_efficiency=(draft + verify) / whole,
+        round_ms={
+            name: 1000 * seconds / len(rounds)
+            for name, seconds in (("draft", draft), ("verify", verify), ("other", whole - draft - verify))
+        },
+        tokens_per_s={
+            name: sum(timed.tokens for timed in pace) / sum(timed.seconds for timed in pace)
+            for name, pace in paces.items()
+        },
+        threads=threads,
+    )
+
+
+def _categories(runs: Sequence[PromptRun], texts: Sequence[Replay], lossless: bool) -> dict[str, Category]:
+    members: dict[str, list[int]] = defaultdict(list)
+    for i, run in enumerate(runs):
+        members[run.prompt.category].append(i)
+    found = {}
+    for name, chosen in members.items():
+        some = [runs[i] for i in chosen]
+        tally = Tally.of([r for run in some for r in run.trace.rounds])
+        answers = [run.trace.token_ids for run in some]
+        found[name] = Category(
+            prompts=len(some),
+            tokens=sum(map(len, answers)),
+            tau=tally.tau or 1.0,
+            alpha=alpha([texts[i] for i in chosen]),
+            accepted_share=tally.accepted_share,
+            speedup_decode=speedup([r.plain.decode for r in some], [r.speculative.decode for r in some])
+            if lossless and tally.rounds
+            else None,
+            repeated_text_share=repeated_share(answers),
+        )
+    return found
+
+
+def _divergences(runs: Sequence[PromptRun], tokenizer: Any) -> list[Sample]:
+    found = []
+    for run in runs:
+        at = first_difference(run.plain.token_ids, run.trace.token_ids)
+        if at is not None:
+            text = tokenizer.decode(run.trace.token_ids, skip_special_tokens=True)
+            found.append(Sample(id=run.prompt.id, text=text, differs_from_plain_at=at))
+    return found

@@ -1,0 +1,21 @@
+"""How repetitive a text is: loops accept anything, so a speed-up must say how much of it they are."""
+
+from collections.abc import Sequence
+
+
+def repeated_tokens(tokens: Sequence[int], n: int = 8) -> int:
+    """Tokens that lie in an n-gram that has occurred before in the same text."""
+    seen: set[tuple[int, ...]] = set()
+    repeated: set[int] = set()
+    for end in range(n, len(tokens) + 1):
+        gram = tuple(tokens[end - n : end])
+        if gram in seen:
+            repeated.update(range(end - n, end))
+        seen.add(gram)
+    return len(repeated)
+
+
+def repeated_share(texts: Sequence[Sequence[int]], n: int = 8) -> float:
+    """Share of all tokens that lie in an n-gram repeated within their own text."""
+    total = sum(len(text) for text in texts)
+    return sum(repeated_tokens(text, n) for text in texts) / total if total else 0.0

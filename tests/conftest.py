@@ -1,0 +1,81 @@
+"""Tiny real models, made from configs, and the real target."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+ROOT = Path(__file__).resolve().parent.parent
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CORPUS = [
+    "The old pump measures the long list under the bridge.",
+    "Our baker repairs the blue gate near the harbour before noon.",
+    "Which clerk sells warm tea? My neighbour sells some warm tea.",
+    "user assistant system",
+]
+
+
+def make_tokenizer(extra_text: str = "") -> PreTrainedTokenizerFast:
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    raw.train_from_iterator([*CORPUS, extra_text], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+def make_llama(vocabulary: int, layers: int, seed: int, width: int = 32, context: int = 256) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=context, tie_word_embeddings=True,
+        initializer_range=0.2, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tokenizer, tmp_path_factory) -> Path:
+    """A three-layer random target with tokenizer and chat template."""
+    folder = tmp_path_factory.mktemp("models") / "target"
+    make_llama(len(tokenizer), layers=3, seed=0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_draft(tiny_target, tmp_path_factory) -> Path:
+    """The first two layers of the tiny target: it agrees often, but not always."""
+    from decode.models import load_model
+    from distill.build import build_lm_draft, save_draft
+
+    target = load_model(str(tiny_target))
+    folder = tmp_path_factory.mktemp("models") / "draft"
+    save_draft(build_lm_draft(target.model, (0, 1)), target, "lm", {}, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    folder = ROOT / "models" / "smollm2-135m-instruct"
+    assert folder.is_dir(), "models/smollm2-135m-instruct is missing: run `make setup`"
+    return folder

@@ -1,0 +1,136 @@
+"""Losses against closed forms and float64, and the chunked step against the dense one."""
+
+import math
+
+import pytest
+import torch
+from conftest import make_llama
+
+from distill.objectives import forward_kl
+from distill.step import DistillStep, chunked_objective
+from distill.teacher import Teacher, last_hidden
+
+
+def test_forward_kl_of_two_tokens_in_closed_form():
+    p, q = torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5]])
+    expected = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+    assert forward_kl(p.log(), q.log()).item() == pytest.approx(expected, rel=1e-6)
+    assert forward_kl(q.log(), p.log()).item() != pytest.approx(expected, rel=1e-2)  # it has a direction
+
+
+def test_forward_kl_of_a_law_with_itself_is_zero():
+    logits = 5 * torch.randn(7, 503)
+    assert forward_kl(logits, logits).abs().max() == 0
+    assert forward_kl(logits, logits + 3.0).abs().max() < 1e-5
+
+
+def test_the_gradient_of_forward_kl_is_q_minus_p():
+    torch.manual_seed(0)
+    p_logits, q_logits = torch.randn(2, 3, 11, dtype=torch.float64).unbind()
+    q_logits = q_logits.clone().requires_grad_()
+    forward_kl(p_logits, q_logits).sum().backward()
+    torch.testing.assert_close(q_logits.grad, q_logits.detach().softmax(-1) - p_logits.softmax(-1))
+
+
+def test_forward_kl_takes_half_precision_logits_in_float32():
+    p_logits, q_logits = torch.randn(2, 5, 49_152).bfloat16().unbind()
+    found = forward_kl(p_logits, q_logits)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), forward_kl(p_logits.double(), q_logits.double()), rtol=1e-4, atol=1e-5)
+    assert (found >= 0).all()
+
+
+def test_a_token_that_the_target_forbids_adds_nothing():
+    p_logits = torch.tensor([[0.0, 0.0, -torch.inf]])
+    q_logits = torch.zeros(1, 3, requires_grad=True)
+    loss = forward_kl(p_logits, q_logits)
+    loss.sum().backward()
+    assert loss.item() == pytest.approx(math.log(1.5), rel=1e-6)
+    torch.testing.assert_close(q_logits.grad, torch.tensor([[1 / 3 - 1 / 2, 1 / 3 - 1 / 2, 1 / 3]]))
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 64])
+@pytest.mark.parametrize(("N", "V", "D", "E"), [(1, 7, 3, 5), (13, 101, 6, 4), (64, 33, 8, 8)])
+def test_chunks_give_the_loss_and_the_gradients_of_the_dense_computation(N, V, D, E, chunk_tokens):
+    torch.manual_seed(N)
+    hidden, head = torch.randn(N, D, dtype=torch.float64), torch.randn(V, D, dtype=torch.float64)
+    teacher_hidden, teacher_head = torch.randn(N, E, dtype=torch.float64), torch.randn(V, E, dtype=torch.float64)
+    ours = [x.clone().requires_grad_() for x in (hidden, head)]
+    dense = [x.clone().requires_grad_() for x in (hidden, head)]
+    loss = chunked_objective(forward_kl, *ours, teacher_hidden, teacher_head, chunk_tokens)
+    expected = forward_kl(teacher_hidden @ teacher_head.T, dense[0] @ dense[1].T).sum()
+    (3 * loss).backward()
+    (3 * expected).backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    for a, b in zip(ours, dense, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-12, rtol=1e-9)
+
+
+def make_batch(model, lengths):
+    from distill.batches import collate
+    from distill.rows import Row
+
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for length in lengths:
+        ids = torch.randint(3, model.config.vocab_size, (length,), generator=generator).tolist()
+        rows.append(Row(ids, [i >= length // 2 for i in range(length)]))
+    return rows, collate(rows, torch.device("cpu"))
+
+
+def step_loss(step, teacher, batch):
+    return step(batch.ids, batch.predicts, teacher.hidden(batch.ids, batch.predicts), teacher.head_weight)
+
+
+def test_a_draft_with_the_targets_weights_has_loss_zero():
+    target = make_llama(60, layers=2, seed=0)
+    _, batch = make_batch(target, [8, 5, 13])
+    twin = make_llama(60, layers=2, seed=0)
+    assert step_loss(DistillStep(twin, forward_kl, 4), Teacher(target), batch).item() == pytest.approx(0, abs=1e-5)
+
+
+def test_the_step_equals_plain_pytorch_over_the_supervised_positions():
+    target, draft = make_llama(60, layers=2, seed=0), make_llama(60, layers=1, seed=1)
+    rows, batch = make_batch(target, [8, 5, 13])
+    loss = step_loss(DistillStep(draft, forward_kl, 4), Teacher(target), batch)
+    expected = 0.0
+    for row in rows:
+        ids = torch.tensor([row.ids])
+        p, q = target(ids).logits[0, :-1], draft(ids).logits[0, :-1]
+        kl = (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum(-1)
+        expected += kl[torch.tensor(row.is_answer[1:])].sum().item()
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_padding_changes_nothing():
+    target, draft = make_llama(60, layers=2, seed=0), make_llama(60, layers=1, seed=1)
+    rows, _ = make_batch(target, [8, 5])
+    from distill.batches import collate
+
+    step, teacher = DistillStep(draft, forward_kl), Teacher(target)
+    together = step_loss(step, teacher, collate(rows, torch.device("cpu"))).item()
+    apart = sum(step_loss(step, teacher, collate([row], torch.device("cpu"))).item() for row in rows)
+    assert together == pytest.approx(apart, rel=1e-5)
+
+
+def test_the_teacher_is_in_evaluation_mode_without_gradients_and_no_part_of_the_step():
+    target, draft = make_llama(60, layers=2, seed=0).train(), make_llama(60, layers=1, seed=1)
+    step, teacher = DistillStep(draft, forward_kl), Teacher(target)
+    _, batch = make_batch(target, [8])
+    before = {k: v.clone() for k, v in target.state_dict().items()}
+    step.train()
+    step_loss(step, teacher, batch).backward()
+    assert not target.training
+    assert draft.training
+    assert all(p.grad is None and not p.requires_grad for p in target.parameters())
+    assert all(torch.equal(v, before[k]) for k, v in target.state_dict().items())
+    ours = {id(p) for p in step.parameters()}
+    assert ours == {id(p) for p in draft.parameters()}
+
+
+def test_teacher_hidden_states_and_head_give_the_targets_logits():
+    target = make_llama(60, layers=2, seed=0)
+    _, batch = make_batch(target, [8, 5])
+    with torch.no_grad():
+        logits = last_hidden(target, batch.ids) @ Teacher(target).head_weight.T
+        torch.testing.assert_close(logits, target(batch.ids).logits)

@@ -1,0 +1,176 @@
+"""Chat data: supervised spans, bad rows, batches, the order of rows."""
+
+import json
+
+import pytest
+import torch
+from conftest import CHATML
+
+from configs.errors import UserError
+from decode.chat import render_chat, render_prompt
+from distill.batches import Schedule, collate
+from distill.rows import Row, read_rows, split_held_out
+from distill.supply import micro_batches_per_step
+from train.loop import TrainSettings
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Who?"},
+    {"role": "assistant", "content": "The clerk."},
+    {"role": "user", "content": "When?"},
+    {"role": "assistant", "content": "Before noon."},
+]
+
+
+def supervised_text(tokenizer, ids, marks):
+    spans, current = [], []
+    for token, mark in zip(ids, marks, strict=True):
+        if mark:
+            current.append(token)
+        elif current:
+            spans.append(tokenizer.decode(current))
+            current = []
+    return spans + ([tokenizer.decode(current)] if current else [])
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_every_answer_is_supervised_with_its_end_of_turn_and_nothing_else(tokenizer):
+    rendered = render_chat(tokenizer, CHAT)
+    found = supervised_text(tokenizer, rendered.ids, rendered.is_answer)
+    assert found == ["The clerk.<|im_end|>", "Before noon.<|im_end|>"]
+
+
+def test_text_that_looks_like_a_turn_moves_no_boundary(tokenizer):
+    chat = [
+        {"role": "user", "content": "Say assistant\nhello"},
+        {"role": "assistant", "content": "assistant\nhello"},
+    ]
+    rendered = render_chat(tokenizer, chat)
+    assert supervised_text(tokenizer, rendered.ids, rendered.is_answer) == ["assistant\nhello<|im_end|>"]
+
+
+def test_the_prompt_that_is_served_begins_the_row_that_is_trained_on(tokenizer):
+    chat = CHAT[:3]
+    prompt, whole = render_prompt(tokenizer, chat[:2]), render_chat(tokenizer, chat)
+    assert whole.ids[: len(prompt)] == prompt
+    assert whole.is_answer.index(True) == len(prompt)
+
+
+def test_a_begin_token_in_the_template_comes_once(tokenizer):
+    import copy
+
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = "<|endoftext|>" + CHATML
+    assert render_prompt(other, CHAT[:2]).count(0) == 1
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer):
+    import copy
+
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = "{{ messages | length }}" + CHATML
+    with pytest.raises(UserError, match="rewrites earlier turns"):
+        render_chat(other, CHAT)
+
+
+def test_exact_answer_ids_are_used_as_they_are(tokenizer, tmp_path):
+    row = {"id": "a", "messages": CHAT[:3], "answer_ids": [40, 41, 42]}
+    (read,) = read_rows(write(tmp_path / "a.jsonl", row), tokenizer, 100)
+    assert read.ids[-3:] == [40, 41, 42]
+    assert read.supervised == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"messages": [', ["a.jsonl:2", "not valid JSON"]),
+        ("null", ["a.jsonl:2", "expected a JSON object", "NoneType"]),
+        ('{"messages": "x"}', ["a.jsonl:2", "list of turns", "str"]),
+        ('{"text": "x"}', ["a.jsonl:2", "messages"]),
+        ('{"messages": [{"role": "user", "content": "x"}]}', ["a.jsonl:2", "no assistant turn"]),
+        ('{"messages": [{"role": "bot", "content": "x"}]}', ["a.jsonl:2", "unknown role 'bot'"]),
+        ('{"messages": [{"role": "assistant", "content": 3}]}', ["a.jsonl:2", "role and a content"]),
+    ],
+)
+def test_a_bad_row_stops_with_file_and_line(tokenizer, tmp_path, content, words):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps({"messages": CHAT}).encode() + b"\r\n" + content.encode())
+    with pytest.raises(UserError) as caught:
+        read_rows(path, tokenizer, 100)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_bom_crlf_and_blank_lines_are_no_fault(tokenizer, tmp_path):
+    path = tmp_path / "a.jsonl"
+    row = json.dumps({"messages": CHAT}).encode()
+    path.write_bytes(b"\xef\xbb\xbf" + row + b"\r\n\r\n" + row)
+    assert len(read_rows(path, tokenizer, 100)) == 2
+
+
+def test_parquet_reads_like_jsonl(tokenizer, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": CHAT}]), tmp_path / "a.parquet")
+    from_json = read_rows(write(tmp_path / "a.jsonl", {"messages": CHAT}), tokenizer, 100)
+    assert read_rows(tmp_path / "a.parquet", tokenizer, 100) == from_json
+
+
+def test_an_empty_or_missing_data_set_is_refused(tokenizer, tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n")
+    with pytest.raises(UserError, match="nothing to learn from"):
+        read_rows(tmp_path / "a.jsonl", tokenizer, 100)
+    with pytest.raises(UserError, match="no such file"):
+        read_rows(tmp_path / "b.jsonl", tokenizer, 100)
+
+
+def test_a_row_whose_answer_lies_beyond_the_cut_is_refused_and_a_partly_cut_one_is_kept(tokenizer, tmp_path):
+    path = write(tmp_path / "a.jsonl", {"messages": CHAT[1:3]})
+    (whole,) = read_rows(path, tokenizer, 100)
+    first = whole.is_answer.index(True)
+    (cut,) = read_rows(path, tokenizer, first + 2)
+    assert cut.supervised == 2
+    with pytest.raises(UserError, match=r"a\.jsonl:1: no answer token is left within"):
+        read_rows(path, tokenizer, first)
+
+
+def test_the_position_before_an_answer_predicts_it_and_its_last_token_predicts_nothing():
+    batch = collate([Row([7, 8, 9, 10, 11], [False, False, True, True, False]), Row([5, 6], [False, True])], torch.device("cpu"))
+    assert batch.predicts.tolist() == [[False, True, True, False, False], [True, False, False, False, False]]
+    assert batch.ids[1].tolist() == [5, 6, 0, 0, 0]
+
+
+def test_each_epoch_takes_every_row_once_and_in_another_order():
+    schedule = Schedule(num_rows=10, batch_rows=4, seed=0)
+    taken = [row for step in range(5) for row in schedule.rows_of(step)]
+    assert sorted(taken[:10]) == sorted(taken[10:]) == list(range(10))
+    assert taken[:10] != taken[10:]
+    assert taken == [row for step in range(5) for row in Schedule(10, 4, 0).rows_of(step)]
+    assert taken != [row for step in range(5) for row in Schedule(10, 4, 1).rows_of(step)]
+
+
+def test_processes_share_a_step_without_overlap():
+    schedule = Schedule(num_rows=10, batch_rows=4, seed=0)
+    shares = [schedule.share_of(1, process, 2) for process in range(2)]
+    assert [len(share) for share in shares] == [2, 2]
+    assert sorted(shares[0] + shares[1]) == sorted(schedule.rows_of(1))
+
+
+def test_rows_that_processes_cannot_share_equally_are_refused():
+    assert micro_batches_per_step(TrainSettings(batch_rows=12, micro_rows=4), processes=2) == 2
+    with pytest.raises(UserError, match="3 processes cannot share"):
+        micro_batches_per_step(TrainSettings(batch_rows=16), processes=3)
+
+
+def test_held_out_rows_are_kept_back_and_cannot_be_all():
+    rows = [Row([i, i], [False, True]) for i in range(10)]
+    training, held_out = split_held_out(rows, 3, seed=0)
+    assert (len(training), len(held_out)) == (7, 3)
+    assert not {row.ids[0] for row in training} & {row.ids[0] for row in held_out}
+    assert split_held_out(rows, 3, seed=0) == (training, held_out)
+    with pytest.raises(UserError, match="leave some to train on"):
+        split_held_out(rows, 10, seed=0)

@@ -1,0 +1,1 @@
+"""How weights come to be and leave: parallelism, the loop, checkpoints, trackers, publishing."""

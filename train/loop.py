@@ -1,0 +1,135 @@
+"""The training loop. The module, the batches and the measuring hook are arguments."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from configs.errors import UserError
+from configs.settings import Settings
+from train.checkpoint import Progress, load_checkpoint, save_checkpoint
+from train.optim import OptimSettings, build_optimizer, learning_rate, set_learning_rate
+from train.tracking import Tracker
+
+
+class TrainSettings(Settings):
+    """How long and in what portions to train."""
+
+    steps: int = Field(200, ge=1, description="Optimiser steps.")
+    batch_rows: int = Field(16, ge=1, description="Rows per step over all processes together.")
+    micro_rows: int = Field(4, ge=1, description="Rows per forward pass of one process.")
+    measure_every: int = Field(50, ge=1, description="Steps between acceptance measurements; the best one is kept.")
+    save_every: int = Field(50, ge=1, description="Steps between checkpoints.")
+    keep_checkpoints: int = Field(1, ge=1, description="Checkpoints kept while the run lasts.")
+    tracker: Literal["none", "wandb"] = Field("none", description="metrics.jsonl is always written; wandb on top.")
+    optim: OptimSettings = OptimSettings()
+
+
+class Batches(Protocol):
+    """The rows of a step are a function of the step, so a resumed run sees the same ones."""
+
+    def micro_batches(self, step: int) -> list[dict[str, Tensor]]:
+        """Inputs of the module for each forward pass of this process in step `step`; equally many everywhere."""
+        ...
+
+    def supervised_tokens(self, step: int) -> int:
+        """Supervised tokens of step `step` over all processes together: what its loss is divided by."""
+        ...
+
+
+Measure = Callable[[], dict[str, float]]
+
+
+def train(
+    accelerator: Any, module: nn.Module, batches: Batches, settings: TrainSettings, folder: Path,
+    measure: Measure, score: str, keep_best: Callable[[Progress, Mapping[str, float]], None],
+) -> Progress:  # fmt: skip
+    """Train `module`, whose forward returns the summed loss over a micro-batch's supervised tokens.
+
+    Every `measure_every` steps, before the first and after the last, `measure` runs on every process; when its
+    value named `score` is the best so far, `keep_best` is called on the main process. Resumes from the newest
+    complete checkpoint in FOLDER/checkpoints. Raises UserError when the loss is not finite.
+    """
+    prepared, optimizer = accelerator.prepare(module, build_optimizer(module, settings.optim))
+    checkpoints = folder / "checkpoints"
+    progress = load_checkpoint(accelerator, checkpoints)
+    with_wandb = settings.tracker == "wandb"
+    with Tracker(accelerator, folder / "metrics.jsonl", settings.steps, progress.step, with_wandb) as tracker:
+        if progress.step:
+            tracker.say(f"resuming after step {progress.step}")
+        else:
+            _measure(accelerator, progress, measure, score, keep_best, tracker)
+        while progress.step < settings.steps:
+            began = perf_counter()
+            values = _step(accelerator, prepared, optimizer, batches, settings, progress)
+            tokens = batches.supervised_tokens(progress.step - 1)
+            values["tokens_per_s"] = tokens / (perf_counter() - began)
+            tracker.log(progress.step, values, _headline(values, progress, score))
+            last = progress.step == settings.steps
+            if last or progress.step % settings.measure_every == 0:
+                _measure(accelerator, progress, measure, score, keep_best, tracker)
+            if last or progress.step % settings.save_every == 0:
+                save_checkpoint(accelerator, checkpoints, progress, settings.keep_checkpoints)
+    return progress
+
+
+def _step(
+    accelerator: Any,
+    module: nn.Module,
+    optimizer: Any,
+    batches: Batches,
+    settings: TrainSettings,
+    progress: Progress,
+) -> dict[str, float]:
+    """One optimiser step: the gradient of the mean loss over the supervised tokens of all processes."""
+    rate = learning_rate(progress.step, settings.steps, settings.optim)
+    set_learning_rate(optimizer, rate)
+    tokens = batches.supervised_tokens(progress.step)
+    micro_batches = batches.micro_batches(progress.step)
+    # accelerate and DeepSpeed divide by the number of micro-batches and average over processes: undo both.
+    scale = accelerator.num_processes * len(micro_batches) / tokens
+    total = torch.zeros((), device=accelerator.device)
+    module.train()
+    for inputs in micro_batches:
+        with accelerator.accumulate(module):
+            loss = module(**inputs)
+            accelerator.backward(loss * scale)
+            norm = accelerator.clip_grad_norm_(module.parameters(), settings.optim.clip_norm) \
+                if accelerator.sync_gradients else None  # fmt: skip
+            optimizer.step()
+            optimizer.zero_grad()
+        total += loss.detach()
+    mean_loss = float(accelerator.reduce(total, reduction="sum")) / tokens
+    if not torch.isfinite(torch.tensor(mean_loss)):
+        raise UserError(f"step {progress.step + 1}: the loss is {mean_loss}; lower train.optim.learning_rate")
+    progress.step += 1
+    progress.tokens += tokens
+    return {
+        "loss": mean_loss,
+        "learning_rate": rate,
+        "gradient_norm": float(norm or 0.0),
+        "tokens": progress.tokens,
+    }
+
+
+def _measure(
+    accelerator: Any, progress: Progress, measure: Measure, score: str,
+    keep_best: Callable[[Progress, Mapping[str, float]], None], tracker: Tracker,
+) -> None:  # fmt: skip
+    values = measure()
+    if progress.best_score is None or values[score] > progress.best_score:
+        progress.best_score, progress.best_step = values[score], progress.step
+        if accelerator.is_main_process:
+            keep_best(progress, values)
+        accelerator.wait_for_everyone()
+    named = {f"held_out/{name}": value for name, value in values.items()}
+    tracker.log(progress.step, named, f"{score} {values[score]:.3f}")
+    tracker.say(f"step {progress.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in values.items()))
+
+
+def _headline(values: Mapping[str, float], progress: Progress, score: str) -> str:
+    return f"loss {values['loss']:.3f} · {values['tokens_per_s']:.0f} tokens/s · best {score} {progress.best_score:.3f}"

@@ -1,0 +1,1 @@
+"""How a draft leaves: the model card and the push to the Hub."""

@@ -1,0 +1,255 @@
+"""The model card of a draft folder: what was measured and what follows from it, nothing else.
+
+Read: config.json (its `draftsmith` block), and where they exist report.json and training.json.
+"""
+
+import json
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+from configs.errors import UserError
+from configs.files import write_text
+
+logger = logging.getLogger(__name__)
+
+TAGS = ["speculative-decoding", "draft-model", "draftsmith"]
+MARK = "<!-- Written by draftsmith from the files beside it. Remove this line to keep a text of your own. -->"
+
+# Pages of the site, so nobody's namespace there: `models/my-target` is a folder, not a Hub id.
+RESERVED_NAMESPACES = {"models", "datasets", "spaces"}
+LOCAL_PATH = re.compile(r"(?<![\w./\\>-])(?:file://|~|[A-Za-z]:)?[/\\](?!/)[^\s\"'`,;)\]]+")
+PRIVATE_FACTS = {"host", "hostname", "user", "username", "cwd", "argv", "command", "env", "token", "api_key"}
+
+NOT_MEASURED = "not measured"
+
+
+def card(folder: Path, *, repo_id: str | None = None) -> ModelCard:
+    """The card of the draft in `folder`; with `repo_id` its examples name that repository.
+
+    Raises UserError when config.json has no `draftsmith` block or a JSON file is broken. A missing
+    report.json makes the card say that nothing was measured.
+    """
+    block = draft_block(folder)
+    report = _read_json(folder / "report.json") or {}
+    training = _read_json(folder / "training.json") or {}
+    draft_name = repo_id or "DRAFT"
+    sections = [
+        _introduction(block, draft_name),
+        _verdict(report),
+        _how_measured(report),
+        _how_trained(training),
+        _usage(block, draft_name),
+        _limits(block),
+        MARK,
+    ]
+    body = "\n\n".join(section for section in sections if section)
+    return ModelCard(f"---\n{_metadata(block).to_yaml()}\n---\n\n{body}\n")
+
+
+def write_card(folder: Path, *, repo_id: str | None = None) -> None:
+    """Write README.md into the draft folder in one rename; a README.md by another hand is left as it is.
+
+    Raises UserError for the reasons of `card`, and when the folder can't be written to.
+    """
+    path = folder / "README.md"
+    text = str(card(folder, repo_id=repo_id))
+    try:
+        if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
+            logger.warning("%s was not written by draftsmith: it is kept as it is", path)
+            return
+        write_text(path, text)
+    except OSError as error:
+        raise UserError(f"{path}: the card can't be written ({error.strerror}); make it writable") from error
+
+
+def draft_block(folder: Path) -> dict[str, Any]:
+    """The `draftsmith` block of the folder's config.json. Raises UserError when there is none."""
+    config = _read_json(folder / "config.json")
+    if config is None:
+        raise UserError(f"{folder}: no config.json; expected a draft folder as a training run writes it")
+    block = config.get("draftsmith")
+    if not isinstance(block, dict):
+        raise UserError(
+            f"{folder / 'config.json'}: no `draftsmith` block, so this is not a draft folder; "
+            "expected one as a training run writes it"
+        )
+    return block
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON ({error}); write it again or remove it") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _metadata(block: Mapping[str, Any]) -> ModelCardData:
+    # Only a plain LM loads with transformers alone; the Hub shows a loading snippet for what is named here.
+    is_lm = block.get("kind") == "lm"
+    return ModelCardData(
+        base_model=_hub_target(block),
+        license=block.get("license"),
+        library_name="transformers" if is_lm else None,
+        pipeline_tag="text-generation",
+        tags=list(TAGS),
+    )
+
+
+def _hub_target(block: Mapping[str, Any]) -> str | None:
+    """The target's id when it can only be a Hub id; None for a local folder, whatever it is called."""
+    target = block.get("target")
+    if not isinstance(target, str) or target.count("/") != 1 or Path(target).is_dir():
+        return None
+    try:
+        validate_repo_id(target)
+    except HFValidationError:
+        return None
+    return None if target.split("/")[0] in RESERVED_NAMESPACES else target
+
+
+def _target_name(block: Mapping[str, Any]) -> str:
+    target = str(block.get("target") or "")
+    # PureWindowsPath splits at both kinds of slash.
+    return _hub_target(block) or PureWindowsPath(target).name or "TARGET"
+
+
+def _introduction(block: Mapping[str, Any], draft_name: str) -> str:
+    title = draft_name.split("/")[-1] if draft_name != "DRAFT" else f"Draft for {_target_name(block)}"
+    hub_target = _hub_target(block)
+    target = f"[{hub_target}](https://huggingface.co/{hub_target})" if hub_target else f"`{_target_name(block)}`"
+    revision = f" at revision `{_public(block['target_revision'])}`" if block.get("target_revision") else ""
+    kind = _public(block.get("kind", "unknown"))
+    return (
+        f"# {title}\n\nA draft model (kind `{kind}`) for speculative decoding with {target}{revision}, "
+        "made with Draftsmith."
+    )
+
+
+def _verdict(report: Mapping[str, Any]) -> str:
+    verdict = _mapping(report, "verdict")
+    if not verdict:
+        return f"## Verdict\n\nAcceptance and speed-up: {NOT_MEASURED}."
+    if verdict.get("lossless") is not True:
+        reason = "not lossless" if verdict.get("lossless") is False else "losslessness was not certified"
+        return f"## Verdict\n\n{reason}: no speed-up is claimed."
+    rows = [
+        ("lossless", "yes"),
+        ("speed-up, decoding", _times(verdict.get("speedup_decode"), verdict.get("speedup_decode_ci"))),
+        ("speed-up, end to end", _times(verdict.get("speedup_e2e"), verdict.get("speedup_e2e_ci"))),
+        ("τ, tokens per target pass", _number(verdict.get("tau"))),
+        ("α, acceptance", _number(verdict.get("alpha"))),
+    ]
+    table = "| quantity | value |\n| --- | --- |\n" + "\n".join(f"| {name} | {value} |" for name, value in rows)
+    return f"## Verdict\n\n{table}"
+
+
+def _how_measured(report: Mapping[str, Any]) -> str:
+    if not _mapping(report, "verdict"):
+        return ""
+    facts = [fact for name in ("settings", "latency", "provenance") for fact in _facts(_mapping(report, name))]
+    return (
+        "## How it was measured\n\n"
+        "Plain and speculative decoding ran over the same prompts; a speed-up is plain time ÷ speculative "
+        "time, its interval a paired bootstrap over prompts. τ counts the target's own token; α is the sum "
+        "of min(p, q) over the vocabulary; c, v and o are the times of a draft step, of verification and of "
+        "other work, each ÷ a plain step. Everything measured is in `report.json`.\n\n" + "\n".join(facts)
+    ).rstrip()
+
+
+def _how_trained(training: Mapping[str, Any]) -> str:
+    if not training:
+        return ""
+    facts = _facts({key: value for key, value in training.items() if not isinstance(value, dict)})
+    return "\n".join(["## How it was trained", "", "The resolved configuration is in `training.json`.", "", *facts])
+
+
+def _usage(block: Mapping[str, Any], draft_name: str) -> str:
+    tokens = block.get("recommended_num_draft_tokens")
+    has_length = isinstance(tokens, int) and tokens > 0
+    target = _hub_target(block) or "TARGET"
+    revision = block.get("target_revision") if _hub_target(block) else None
+    command = f"draftsmith decode --target {target}{f'@{revision}' if revision else ''} --draft {draft_name}"
+    command += f" --num-draft-tokens {tokens}" if has_length else ""
+    parts = ["## Usage", f'```bash\n{command} --prompt "Why is the sky blue?"\n```']
+    if has_length:
+        parts.insert(1, f"Recommended draft length: {tokens} tokens per round.")
+    if block.get("kind") == "lm":
+        length = f"draft.generation_config.num_assistant_tokens = {tokens}\n" if has_length else ""
+        pinned = f', revision="{revision}"' if revision else ""
+        parts.append(
+            "```python\n"
+            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            f'tokenizer = AutoTokenizer.from_pretrained("{target}"{pinned})\n'
+            f'target = AutoModelForCausalLM.from_pretrained("{target}"{pinned})\n'
+            f'draft = AutoModelForCausalLM.from_pretrained("{draft_name}")\n{length}'
+            'inputs = tokenizer("Why is the sky blue?", return_tensors="pt")\n'
+            "output = target.generate(**inputs, assistant_model=draft, max_new_tokens=64)\n"
+            "print(tokenizer.decode(output[0], skip_special_tokens=True))\n```"
+        )
+    return "\n\n".join(parts)
+
+
+def _limits(block: Mapping[str, Any]) -> str:
+    lines = [
+        "- It is made for this target. With another one, even of the same family, acceptance is not known.",
+        "- A speed-up holds for the machine, dtype, batch size and prompts it was measured on.",
+    ]
+    if block.get("chat_template_hash"):
+        template = _public(block["chat_template_hash"])
+        lines.append(f"- It expects prompts rendered with the chat template of hash `{template}`.")
+    if block.get("tokenizer_fingerprint"):
+        lines.append(f"- It needs the tokenizer of fingerprint `{_public(block['tokenizer_fingerprint'])}`.")
+    if not block.get("license"):
+        lines.append("- Its licence is not stated; the target's terms apply to what is derived from it.")
+    return "## Limits\n\n" + "\n".join(lines)
+
+
+def _facts(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """One bullet per value of a nested mapping, under its dotted name; what says who or where is left out."""
+    for key, value in tree.items():
+        if key.lower() in PRIVATE_FACTS or value is None:
+            continue
+        if isinstance(value, dict):
+            yield from _facts(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            if value and not any(isinstance(item, (dict, list)) for item in value):
+                yield f"- {prefix}{key}: `{', '.join(_public(item) for item in value)}`"
+        else:
+            yield f"- {prefix}{key}: `{_public(value)}`"
+
+
+def _public(value: Any) -> str:
+    """The value on one line, local paths cut to their last name: a card shows nobody's folders."""
+    text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
+    return LOCAL_PATH.sub(lambda match: PureWindowsPath(match[0]).name, text).replace("`", "'").replace("|", "/")
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return NOT_MEASURED
+    return f"{value:.2f}"
+
+
+def _times(value: Any, interval: Any) -> str:
+    text = _number(value)
+    if text == NOT_MEASURED:
+        return text
+    bounds = [_number(bound) for bound in interval] if isinstance(interval, list) else []
+    return f"{text}×" + (f" [{bounds[0]}, {bounds[1]}]" if len(bounds) == 2 and NOT_MEASURED not in bounds else "")
+
+
+def _mapping(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = tree.get(name)
+    return value if isinstance(value, dict) else {}
