@@ -1,7 +1,7 @@
 """Defaults < YAML file < section.field=value, checked against a settings class."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,13 +19,14 @@ def read_config(kind: type[Typed], path: Path | None, overrides: Iterable[str] =
     Raises UserError naming the file (or the override), the key and the nearest known key.
     """
     tree = read_yaml(path) if path else {}
-    source = str(path) if path else "the command line"
+    overrides = list(overrides)
     for override in overrides:
         _set_by_path(tree, override)
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"{source}: " + "; ".join(_explain(kind, item) for item in error.errors())) from None
+        problems = [f"{_source(item, path, overrides)}: {_explain(kind, item)}" for item in error.errors()]
+        raise UserError("; ".join(problems)) from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -51,8 +52,21 @@ def write_config(config: BaseModel, path: Path) -> None:
 
 
 def to_yaml(config: BaseModel) -> str:
-    """The settings as YAML text, every default written out."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """The settings as YAML text: every default written out, and after each value what it means."""
+    return "".join(line + "\n" for line in _yaml_lines(config, indent=""))
+
+
+def _yaml_lines(config: BaseModel, indent: str) -> Iterator[str]:
+    plain = config.model_dump(mode="json")
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            yield f"{indent}{name}:"
+            yield from _yaml_lines(value, indent + "  ")
+        else:
+            flow = yaml.safe_dump({name: plain[name]}, default_flow_style=True, allow_unicode=True, width=10**6)
+            line = indent + flow.strip()[1:-1]
+            yield f"{line:<40}  # {field.description}" if field.description else line
 
 
 def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -78,6 +92,13 @@ def _set_by_path(tree: dict[str, Any], override: str) -> None:
         if not isinstance(node, dict):
             raise UserError(f"override {override!r}: {section} holds a value, not a section")
     node[field] = yaml.safe_load(value) if value else None
+
+
+def _source(error: Any, path: Path | None, overrides: list[str]) -> str:
+    """The override or the file that a wrong value stands in."""
+    dotted = ".".join(str(part) for part in error["loc"])
+    from_command_line = any(dotted.startswith(override.partition("=")[0]) for override in overrides)
+    return str(path) if path and not from_command_line else "the command line"
 
 
 def _explain(kind: type[BaseModel], error: Any) -> str:

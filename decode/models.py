@@ -1,17 +1,24 @@
 """Loading target and draft: a local folder, a Hub id with optional @revision, or a GGUF file."""
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from configs.errors import UserError
 
+if not torch.accelerator.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, where installed, warns of what is no fault
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# What transformers, huggingface_hub and safetensors raise for a folder or repository that is no whole model.
+UNLOADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -90,7 +97,7 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
         arguments["quantization_config"] = _dequantized()
     try:
         model = AutoModelForCausalLM.from_pretrained(reference.location, dtype=named_dtype(dtype), **arguments)
-    except (OSError, ValueError, KeyError) as error:
+    except UNLOADABLE as error:
         raise UserError(f"{text}: cannot be loaded as a causal language model ({_first_line(error)})") from error
     if reference.gguf:
         _forget_quantization(model)
@@ -104,7 +111,7 @@ def load_tokenizer(text: str) -> Any:
     reference = parse_reference(text)
     try:
         return AutoTokenizer.from_pretrained(reference.location, **reference.arguments())
-    except (OSError, ValueError, KeyError) as error:
+    except UNLOADABLE as error:
         raise UserError(f"{text}: no tokenizer could be loaded ({_first_line(error)})") from error
 
 
@@ -113,7 +120,7 @@ def read_model_config(text: str) -> Any:
     reference = parse_reference(text)
     try:
         return AutoConfig.from_pretrained(reference.location, **reference.arguments())
-    except (OSError, ValueError, KeyError) as error:
+    except UNLOADABLE as error:
         raise UserError(f"{text}: no model config could be read ({_first_line(error)})") from error
 
 

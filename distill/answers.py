@@ -53,10 +53,12 @@ def write_answers(target: Loaded, settings: DataSettings, seed: int) -> int:
     same text as an uninterrupted one: batches and their seeds depend on the prompts alone.
     Raises UserError for bad prompts, a prompt that leaves no room in the context, or a file of another run.
     """
-    claim_file(settings.answers, target, settings.sampling() | {"seed": seed})
-    prompts = _self_prompts(target, settings, seed) if settings.prompts is None \
-        else read_prompts(find_prompts(settings.prompts))  # fmt: skip
+    prompts = read_prompts(find_prompts(settings.prompts)) if settings.prompts else []
     prompt_ids = [_checked_ids(target, prompt, settings.max_new_tokens) for prompt in prompts]
+    claim_file(settings.answers, target, settings.sampling() | {"seed": seed})
+    if not prompts:
+        prompts = _self_prompts(target, settings, seed)
+        prompt_ids = [_checked_ids(target, prompt, settings.max_new_tokens) for prompt in prompts]
 
     def answer(batch: Sequence[int]) -> list[dict[str, Any]]:
         sampled = sample(target, [prompt_ids[i] for i in batch], settings.law, settings.max_new_tokens, seed + batch[0])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from pydantic import Field
 
 from configs.errors import UserError
@@ -54,17 +55,18 @@ def identity(target: Loaded, kind: str) -> dict[str, Any]:
     """The `draftsmith` block of a draft's config.json: whose draft it is."""
     return {
         "kind": kind,
-        "target": target.name,
+        "target": _public_name(target),
         "target_revision": target.revision,
         "tokenizer_fingerprint": tokenizer_fingerprint(target.tokenizer),
         "chat_template_hash": template_fingerprint(target.tokenizer),
         "recommended_num_draft_tokens": None,
-        "license": _license(target.name),
+        "license": _said_by_folder(target, "license"),
     }
 
 
 def save_draft(draft: Any, target: Loaded, kind: str, training: dict[str, Any], folder: Path) -> None:
     """Write a whole draft folder in one rename: weights in the target's dtype, tokenizer, training.json."""
+    transformers.utils.logging.disable_progress_bar()  # a draft is written in a blink
     with whole_folder(folder) as unfinished:
         stored = copy.deepcopy(draft).to(target.stored_dtype)
         stored.config.draftsmith = identity(target, kind)
@@ -73,7 +75,13 @@ def save_draft(draft: Any, target: Loaded, kind: str, training: dict[str, Any], 
         write_json(unfinished / "training.json", training)
 
 
-def _license(name: str) -> str | None:
-    """A draft made of a target's weights inherits its licence, where the target's folder names one."""
-    path = Path(name) / "PROVENANCE.json"
-    return json.loads(path.read_text(encoding="utf-8")).get("license") if path.is_file() else None
+def _public_name(target: Loaded) -> str:
+    """A Hub id as it is; for a local folder the model it says it is, else its bare name: never a path."""
+    path = Path(target.name)
+    return (_said_by_folder(target, "model") or path.name) if path.exists() else target.name
+
+
+def _said_by_folder(target: Loaded, key: str) -> str | None:
+    """What PROVENANCE.json in a local target says about it (scripts/get_smollm2 writes one)."""
+    path = Path(target.name) / "PROVENANCE.json"
+    return json.loads(path.read_text(encoding="utf-8")).get(key) if path.is_file() else None

@@ -152,10 +152,10 @@ def _certificate(report: Report) -> str:
     failures = "".join(f"\n- {failure}" for failure in [*c.fp32_failures, *c.run_dtype_failures])
     verdict = "passed" if c.passed else "FAILED"
     body = table(["check", "found", "passes"], [[*row[:2], "yes" if row[2] else "NO"] for row in rows])
-    different = len(report.divergences)
+    different, prompts = len(report.divergences), sum(category.prompts for category in report.categories.values())
     return (
         f"## Losslessness certificate: {verdict}\n\n{body}\n\nProves: {c.proves}.{failures}\n\n"
-        f"Answers that differ from the plain run in the run dtype: {different} of {report.settings['max_prompts']}."
+        f"Answers that differ from the plain run in the run dtype: {different} of {prompts}."
     )
 
 

@@ -69,12 +69,12 @@ class Category(BaseModel):
     repeated_text_share: float
 
 
-class Sample(BaseModel):
-    """A sample of the measured answers; `same_as_plain` is the index of the first other token, None when equal."""
+class Divergence(BaseModel):
+    """An answer that differs from the plain run's in the run dtype, and the index of the first other token."""
 
     id: str
     text: str
-    differs_from_plain_at: int | None
+    differs_from_plain_at: int
 
 
 class Report(BaseModel):
@@ -93,7 +93,7 @@ class Report(BaseModel):
     repeated_text_share: float
     training: dict[str, Any] | None
     certificate: Certificate
-    divergences: list[Sample]
+    divergences: list[Divergence]
     provenance: dict[str, Any]
 
 
@@ -204,11 +204,11 @@ def _categories(runs: Sequence[PromptRun], texts: Sequence[Replay], lossless: bo
     return found
 
 
-def _divergences(runs: Sequence[PromptRun], tokenizer: Any) -> list[Sample]:
+def _divergences(runs: Sequence[PromptRun], tokenizer: Any) -> list[Divergence]:
     found = []
     for run in runs:
         at = first_difference(run.plain.token_ids, run.trace.token_ids)
         if at is not None:
             text = tokenizer.decode(run.trace.token_ids, skip_special_tokens=True)
-            found.append(Sample(id=run.prompt.id, text=text, differs_from_plain_at=at))
+            found.append(Divergence(id=run.prompt.id, text=text, differs_from_plain_at=at))
     return found

@@ -3,12 +3,14 @@
 import os
 from pathlib import Path
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
+
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch.set_num_threads(1)  # tiny models; and two test processes share two cores
 
 ROOT = Path(__file__).resolve().parent.parent
 CHATML = (

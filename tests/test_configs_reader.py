@@ -92,13 +92,17 @@ def test_help_answers_at_once_because_no_framework_is_imported(verb):
     assert "Usage:" in printed
 
 
+def raise_after_writing(path):
+    path.write_text("new")
+    raise RuntimeError
+
+
 def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     folder = tmp_path / "draft"
     with whole_folder(folder) as unfinished:
         (unfinished / "a").write_text("old")
     with pytest.raises(RuntimeError), whole_folder(folder) as unfinished:
-        (unfinished / "a").write_text("new")
-        raise RuntimeError
+        raise_after_writing(unfinished / "a")
     assert (folder / "a").read_text() == "old"
 
 

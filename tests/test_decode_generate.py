@@ -45,7 +45,9 @@ def test_greedy_equals_plain_greedy(target, drafts, kind, num_draft_tokens):
 def test_plain_decoding_equals_hf_generate(target):
     for prompt in PROMPTS:
         expected = target.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False, eos_token_id=None)
-        assert generate(target, None, prompt, Settings(max_new_tokens=30)).token_ids == expected[0, len(prompt) :].tolist()
+        assert (
+            generate(target, None, prompt, Settings(max_new_tokens=30)).token_ids == expected[0, len(prompt) :].tolist()
+        )
 
 
 def test_a_draft_equal_to_the_target_is_always_accepted(target, drafts):

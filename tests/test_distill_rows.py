@@ -139,7 +139,9 @@ def test_a_row_whose_answer_lies_beyond_the_cut_is_refused_and_a_partly_cut_one_
 
 
 def test_the_position_before_an_answer_predicts_it_and_its_last_token_predicts_nothing():
-    batch = collate([Row([7, 8, 9, 10, 11], [False, False, True, True, False]), Row([5, 6], [False, True])], torch.device("cpu"))
+    batch = collate(
+        [Row([7, 8, 9, 10, 11], [False, False, True, True, False]), Row([5, 6], [False, True])], torch.device("cpu")
+    )
     assert batch.predicts.tolist() == [[False, True, True, False, False], [True, False, False, False, False]]
     assert batch.ids[1].tolist() == [5, 6, 0, 0, 0]
 

@@ -1,12 +1,16 @@
 """Checkpoints that are whole or absent: written under a temporary name, renamed, older ones pruned afterwards."""
 
 import json
+import logging
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
+
+# "Removed shared tensor": a tied head is shared on purpose, and comes back tied.
+logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
 
 
 @dataclass

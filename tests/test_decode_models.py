@@ -1,0 +1,113 @@
+"""Loading: references, and mistakes that are explained in one line."""
+
+import shutil
+
+import pytest
+import torch
+from conftest import make_llama, make_tokenizer
+
+from configs.errors import UserError
+from decode.models import (
+    Reference,
+    check_pair,
+    load_model,
+    load_tokenizer,
+    named_dtype,
+    parse_reference,
+    tokenizer_fingerprint,
+)  # fmt: skip
+
+
+def test_a_hub_id_may_carry_a_revision():
+    assert parse_reference("org/model@abc123") == Reference("org/model", "abc123")
+    assert parse_reference("org/model") == Reference("org/model")
+    assert parse_reference("gpt2") == Reference("gpt2")
+
+
+@pytest.mark.parametrize("text", ["./nowhere", "a/b/c", "/nowhere/at/all", "two words", "models/"])
+def test_text_that_is_no_model_is_refused(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="no such model folder"):
+        parse_reference(text)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"not a model folder \(no config\.json"):
+        load_model(str(tmp_path))
+
+
+def test_a_folder_with_a_broken_config_or_without_weights_is_refused_in_one_line(tmp_path, tiny_target):
+    for name, content in (("broken", "{"), ("typeless", "{}")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+        with pytest.raises(UserError) as caught:
+            load_model(str(tmp_path / name))
+        assert "\n" not in str(caught.value)
+    shutil.copytree(tiny_target, tmp_path / "weightless")
+    (tmp_path / "weightless" / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load_model(str(tmp_path / "weightless"))
+    (tmp_path / "weightless" / "model.safetensors").write_bytes((tiny_target / "model.safetensors").read_bytes()[:1000])
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load_model(str(tmp_path / "weightless"))
+
+
+def test_a_repository_that_cannot_be_reached_is_one_line(monkeypatch):
+    with pytest.raises(UserError, match="someone/nothing") as caught:
+        load_model("someone/nothing@main")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cut_off_gguf_file_is_named_as_such(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(UserError, match="not a whole GGUF file"):
+        load_model(str(path))
+    with pytest.raises(UserError, match="no such GGUF file"):
+        load_model(str(tmp_path / "other.gguf"))
+
+
+def test_dtypes_have_long_and_short_names():
+    assert named_dtype("bf16") is named_dtype("bfloat16") is torch.bfloat16
+    with pytest.raises(UserError, match="dtype 'int3'"):
+        named_dtype("int3")
+
+
+def test_a_loaded_model_is_frozen_in_evaluation_mode_and_knows_its_end_tokens(tiny_target):
+    loaded = load_model(str(tiny_target), dtype="bf16")
+    assert loaded.model.dtype == torch.bfloat16
+    assert loaded.stored_dtype == torch.float32
+    assert not loaded.model.training
+    assert not any(p.requires_grad for p in loaded.model.parameters())
+    assert (loaded.eos_ids, loaded.context_tokens) == ((2,), 256)
+
+
+def test_the_revision_of_a_local_folder_changes_with_its_weights(tiny_target, tmp_path):
+    shutil.copytree(tiny_target, tmp_path / "copy")
+    first = load_model(str(tmp_path / "copy")).revision
+    assert first == load_model(str(tiny_target)).revision
+    changed = load_model(str(tiny_target)).model
+    changed.model.norm.weight.data += 1
+    changed.save_pretrained(tmp_path / "copy")
+    assert load_model(str(tmp_path / "copy")).revision != first
+
+
+def test_a_draft_with_another_tokenizer_is_refused_with_the_first_difference(tiny_target, tmp_path):
+    other = make_tokenizer("zebras zigzag through the zoo of zinc, zebras zigzag")
+    make_llama(len(other), layers=1, seed=0).save_pretrained(tmp_path)
+    other.save_pretrained(tmp_path)
+    target, draft = load_model(str(tiny_target)), load_model(str(tmp_path))
+    assert tokenizer_fingerprint(target.tokenizer) != tokenizer_fingerprint(draft.tokenizer)
+    with pytest.raises(UserError, match=r"different tokenizers.*first difference: id"):
+        check_pair(target, draft)
+
+
+def test_a_draft_with_another_number_of_vocabulary_rows_is_refused_with_both(tiny_target, tokenizer, tmp_path):
+    make_llama(len(tokenizer) + 8, layers=1, seed=0).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"{len(tokenizer) + 8} vocabulary rows.*{len(tokenizer)}"):
+        check_pair(load_model(str(tiny_target)), load_model(str(tmp_path)))
+
+
+def test_a_tokenizer_loads_alone(tiny_target, tokenizer):
+    assert load_tokenizer(str(tiny_target)).get_vocab() == tokenizer.get_vocab()

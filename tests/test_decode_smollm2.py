@@ -1,0 +1,89 @@
+"""The real target, in float32: speculative greedy equals plain greedy."""
+
+import json
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+
+import pytest
+import torch
+
+from decode.chat import render_chat, render_prompt
+from decode.drafts.lm import LMDraft
+from decode.generate import Settings, generate
+from decode.models import load_model
+from eval.certificate import NEAR_TIE_FP32, first_difference, tie_gap
+from eval.suites import find_prompts, read_prompts, stratified
+
+pytestmark = pytest.mark.smollm2
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def target(smollm2):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield load_model(str(smollm2), dtype="float32", device="cpu")
+    torch.set_num_threads(threads)
+
+
+def shaken_copy(smollm2, amount: float):
+    """The target with every weight moved a little: a draft that is often right and often wrong."""
+    draft = load_model(str(smollm2), dtype="float32", device="cpu").model
+    generator = torch.Generator().manual_seed(0)
+    for weight in draft.model.layers.parameters():
+        if weight.ndim == 2:
+            weight += amount * weight.std() * torch.randn(weight.shape, generator=generator)
+    return draft
+
+
+def test_greedy_equals_plain_greedy_on_forty_prompts_of_thirty_two_tokens(target, smollm2):
+    """A difference may stand only where the two best logits are within 1e-4; such near-ties are counted."""
+    draft = LMDraft(shaken_copy(smollm2, 0.15))
+    prompts = stratified(read_prompts(find_prompts("suite")), 40)
+    near_ties, accepted, drafted, compared = [], 0, 0, 0
+    for number, prompt in enumerate(prompts):
+        ids = render_prompt(target.tokenizer, prompt.messages)
+        settings = Settings(max_new_tokens=32, num_draft_tokens=1 + number % 4, eos_ids=target.eos_ids)
+        plain = generate(target.model, None, ids, settings).token_ids
+        answer = generate(target.model, draft, ids, settings)
+        accepted, drafted = accepted + answer.tally.accepted, drafted + answer.tally.drafted
+        compared += len(plain)
+        at = first_difference(plain, answer.token_ids)
+        if at is not None:
+            assert tie_gap(target.model, ids, plain, answer.token_ids, at) < NEAR_TIE_FP32, prompt.id
+            near_ties.append(prompt.id)
+    print(f"{compared} tokens, {accepted} of {drafted} drafted accepted, near-ties: {near_ties}")
+    assert len(near_ties) <= 2
+    assert compared > 1000
+    assert 0.2 < accepted / drafted < 0.95  # both branches were walked
+
+
+def test_the_template_of_smollm2_has_no_generation_marks_and_is_masked_right_all_the_same(target):
+    chat = [
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": "The clerk."},
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "content": "Before noon."},
+    ]
+    rendered = render_chat(target.tokenizer, chat)
+    kept = [token for token, mark in zip(rendered.ids, rendered.is_answer, strict=True) if mark]
+    assert target.tokenizer.decode(kept) == "The clerk.<|im_end|>Before noon.<|im_end|>"
+    assert "You are a helpful AI assistant named SmolLM" in target.tokenizer.decode(rendered.ids)
+
+
+def test_the_folder_says_what_its_weights_are(smollm2):
+    said = json.loads((smollm2 / "PROVENANCE.json").read_text())
+    assert "Q4_1" in said["weights"]
+    assert said["license"] == "apache-2.0"
+    assert (smollm2 / "LICENSE").read_text().strip().startswith("Apache License")
+    assert "quantization_config" not in json.loads((smollm2 / "config.json").read_text())
+
+
+def test_a_damaged_download_is_refused(tmp_path):
+    loader = SourceFileLoader("get_smollm2", str(ROOT / "scripts" / "get_smollm2"))
+    script = module_from_spec(spec_from_loader("get_smollm2", loader))
+    loader.exec_module(script)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(SystemExit, match="expected b179c952"):
+        script.check_sha256(tmp_path / "model.gguf")

@@ -1,0 +1,136 @@
+"""Target-sampled answers: resumable, repeatable, and never mixed with another run's."""
+
+import json
+
+import pytest
+import torch
+
+from configs.errors import UserError
+from decode.laws import Law
+from decode.models import load_model
+from distill.answers import DataSettings, fill_file, sample, write_answers
+from distill.claims import check_answers
+from distill.rows import read_rows
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target):
+    return load_model(str(tiny_target))
+
+
+def prompts_file(folder, count=7):
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"id": f"p{i}", "prompt": "Who? " * (i + 1)}) + "\n" for i in range(count)))
+    return path
+
+
+def settings_for(folder, **changes):
+    values = {"answers": folder / "answers.jsonl", "prompts": str(prompts_file(folder)), "max_new_tokens": 12,
+              "batch_rows": 3}  # fmt: skip
+    return DataSettings(**(values | changes))
+
+
+def test_a_batch_of_answers_equals_each_answer_alone_when_greedy(target):
+    prompts = [[5], [9, 8, 7, 6], [4, 5]]
+    together = sample(target, prompts, Law(0.0), 10, seed=0)
+    assert together == [sample(target, [prompt], Law(0.0), 10, seed=0)[0] for prompt in prompts]
+
+
+def test_sampled_answers_follow_the_targets_law(target):
+    """First tokens of 4,000 samples against the exact law, chi-square at p > 0.001."""
+    from scipy.stats import chisquare
+
+    prompt, count = [5, 9, 30], 4000
+    law = Law(0.7, top_k=6, top_p=0.95)
+    found = [row[0] for row in sample(target, [prompt] * count, law, 1, seed=1)]
+    p = law(target.model(torch.tensor([prompt])).logits[0, -1])
+    kept = p.nonzero().flatten()
+    observed = torch.bincount(torch.tensor(found), minlength=len(p))[kept]
+    assert observed.sum() == count
+    expected = p[kept] / p[kept].sum() * count
+    assert chisquare(observed.double(), expected.double() * count / expected.double().sum()).pvalue > 1e-3
+
+
+def test_torchs_global_random_state_is_put_back(target):
+    before = torch.random.get_rng_state()
+    sample(target, [[5]], Law(1.0), 5, seed=3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_answers_are_rows_that_training_reads(target, tmp_path):
+    settings = settings_for(tmp_path)
+    assert write_answers(target, settings, seed=0) == 7
+    rows = [json.loads(line) for line in settings.answers.read_text().splitlines()]
+    assert [row["id"] for row in rows] == [f"p{i}" for i in range(7)]
+    assert all(row["finished"] == (row["answer_ids"][-1] in target.eos_ids) for row in rows)
+    trained_on = read_rows(settings.answers, target.tokenizer, 200)
+    assert [row.supervised for row in trained_on] == [len(row["answer_ids"]) for row in rows]
+    check_answers(settings.answers, target)
+
+
+def test_a_killed_run_loses_no_row_repeats_none_and_ends_with_the_same_text(target, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir(), cut.mkdir()
+    for folder in (whole, cut):
+        write_answers(target, settings_for(folder), seed=0)
+    expected = (whole / "answers.jsonl").read_text()
+    assert (cut / "answers.jsonl").read_text() == expected
+    lines = expected.splitlines(keepends=True)
+    for torn in ("", '{"id": "p4", "mess'):  # killed between rows, and while one was written
+        (cut / "answers.jsonl").write_text("".join(lines[:4]) + torn)
+        write_answers(target, settings_for(cut), seed=0)
+        assert (cut / "answers.jsonl").read_text() == expected
+
+
+def test_a_finished_file_is_not_answered_again(tmp_path):
+    calls = []
+
+    def make(batch):
+        calls.append(list(batch))
+        return [{"id": f"r{i}"} for i in batch]
+
+    for _ in range(2):
+        fill_file(tmp_path / "a.jsonl", [f"r{i}" for i in range(5)], 2, make, "rows")
+    assert calls == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"), [({"temperature": 0.5}, "temperature"), ({"max_new_tokens": 9}, "max_new_tokens")]
+)
+def test_a_file_of_another_run_is_refused_with_what_differs(target, tmp_path, changes, word):
+    write_answers(target, settings_for(tmp_path), seed=0)
+    before = (tmp_path / "answers.jsonl").read_text()
+    with pytest.raises(UserError, match=word):
+        write_answers(target, settings_for(tmp_path, **changes), seed=0)
+    assert (tmp_path / "answers.jsonl").read_text() == before
+
+
+def test_answers_of_another_target_are_refused_for_training(target, tiny_draft, tmp_path):
+    settings = settings_for(tmp_path)
+    write_answers(target, settings, seed=0)
+    with pytest.raises(UserError, match=r"another target.*revision"):
+        check_answers(settings.answers, load_model(str(tiny_draft)))
+
+
+def test_a_file_without_provenance_is_not_continued(target, tmp_path):
+    settings = settings_for(tmp_path)
+    settings.answers.write_text("")
+    with pytest.raises(UserError, match="not ours to continue"):
+        write_answers(target, settings, seed=0)
+
+
+def test_without_prompts_the_target_writes_the_user_turns(target, tmp_path):
+    settings = settings_for(tmp_path, prompts=None, self_prompts=5)
+    assert write_answers(target, settings, seed=0) == 5
+    rows = [json.loads(line) for line in settings.answers.read_text().splitlines()]
+    assert [row["id"] for row in rows] == [f"self-{i:06d}" for i in range(5)]
+    assert len({row["messages"][0]["content"] for row in rows}) > 1
+    assert all("\n" not in row["messages"][0]["content"] for row in rows)
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_with_its_line(target, tmp_path):
+    path = tmp_path / "long.jsonl"
+    path.write_text('{"prompt": "Who?"}\n' + json.dumps({"prompt": "long " * 300}) + "\n")
+    with pytest.raises(UserError, match=r"long\.jsonl:2: the prompt has \d+ tokens.*holds 256"):
+        write_answers(target, settings_for(tmp_path, prompts=str(path)), seed=0)
+    assert not list(tmp_path.glob("answers*"))

@@ -1,0 +1,192 @@
+"""The whole job on tiny models, in processes of its own, launched as people launch it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from decode.models import load_model
+from distill.answers import DataSettings, write_answers
+from eval.suites import find_prompts
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+LAUNCHES = {
+    "1 process": [sys.executable, "-m", "distill"],
+    "2 x DDP": [str(BIN / "accelerate"), "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
+                "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "distill"],
+    "2 x ZeRO-2": [str(BIN / "accelerate"), "launch", "--config_file", str(ROOT / "configs/accelerate/zero2.yaml"),
+                   "-m", "distill"],
+}  # fmt: skip
+ENVIRONMENTS = {"2 x DDP": {"ACCELERATE_USE_CPU": "true"}}
+
+
+@pytest.fixture(scope="session")
+def answers(tiny_target, tmp_path_factory) -> Path:
+    """Forty answers of the tiny target to prompts of the demo."""
+    folder = tmp_path_factory.mktemp("answers")
+    prompts = folder / "prompts.jsonl"
+    lines = [json.loads(line) for line in find_prompts("demo").read_text(encoding="utf-8").splitlines()]
+    short = [line for line in lines if len(line["prompt"]) < 60][:40]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in short), encoding="utf-8")
+    settings = DataSettings(answers=folder / "answers.jsonl", prompts=str(prompts), max_new_tokens=24, batch_rows=20)
+    write_answers(load_model(str(tiny_target)), settings, seed=0)
+    return settings.answers
+
+
+@pytest.fixture(scope="session")
+def job(tiny_target, answers):
+    """Arguments of a short run."""
+
+    def arguments(output: Path, *more: str) -> list[str]:
+        return [
+            f"target={tiny_target}", f"output={output}", f"data.answers={answers}", "data.held_out_rows=6",
+            "data.max_new_tokens=24", "draft.layers=[0]", "train.steps=8", "train.batch_rows=8", "train.micro_rows=2",
+            "train.measure_every=4", "train.save_every=2", "train.optim.learning_rate=3e-3",
+            "train.optim.warmup_steps=2", *more,
+        ]  # fmt: skip
+
+    return arguments
+
+
+def environment(launch: str = "1 process") -> dict[str, str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "OMP_"))}
+    return clean | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | ENVIRONMENTS.get(launch, {})
+
+
+def run(arguments: list[str], launch: str = "1 process") -> subprocess.CompletedProcess[str]:
+    command = [*LAUNCHES[launch], *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(launch), timeout=300)
+
+
+def metrics(output: Path) -> list[dict]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(output: Path) -> list[float]:
+    return [row["loss"] for row in metrics(output) if "loss" in row]
+
+
+@pytest.fixture(scope="session")
+def finished(job, tmp_path_factory) -> Path:
+    """A run of one process from start to end."""
+    output = tmp_path_factory.mktemp("runs") / "one"
+    done = run(job(output))
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+def test_a_run_lowers_the_loss_and_keeps_the_draft_with_the_best_held_out_tau(finished):
+    found = losses(finished)
+    assert len(found) == 8
+    assert found[-1] < 0.9 * found[0]
+    taus = {row["step"]: row["held_out/tau"] for row in metrics(finished) if "held_out/tau" in row}
+    assert sorted(taus) == [0, 4, 8]
+    training = json.loads((finished / "draft" / "training.json").read_text())
+    assert training["step"] == max(taus, key=lambda step: taus[step])
+    assert training["measured"]["tau_before"] == taus[0]
+    assert training["measured"]["tau_after"] == max(taus.values())
+    assert training["launch"] == "NO x 1"
+    assert not (finished / "checkpoints").exists()
+
+
+def test_the_draft_folder_loads_and_the_untrained_one_lies_beside_it(finished):
+    trained, untrained = (AutoModelForCausalLM.from_pretrained(finished / name) for name in ("draft", "untrained"))
+    assert trained.config.num_hidden_layers == untrained.config.num_hidden_layers == 1
+    assert not torch.equal(trained.model.embed_tokens.weight, untrained.model.embed_tokens.weight)
+
+
+@pytest.mark.parametrize("launch", ["2 x DDP", "2 x ZeRO-2"])
+def test_two_processes_give_the_loss_curve_of_one(finished, job, tmp_path, launch):
+    """Same global rows per step, float32: every loss within 1e-4 of the single process's, relative."""
+    output = tmp_path / "two"
+    done = run(job(output), launch)
+    assert done.returncode == 0, done.stderr
+    assert losses(output) == pytest.approx(losses(finished), rel=1e-4)
+    named = {"2 x DDP": "MULTI_CPU x 2", "2 x ZeRO-2": "DEEPSPEED zero-2 x 2"}[launch]
+    assert json.loads((output / "draft" / "training.json").read_text())["launch"] == named
+    held_out = [
+        [row["held_out/alpha"] for row in metrics(path) if "held_out/alpha" in row] for path in (output, finished)
+    ]
+    assert held_out[0] == pytest.approx(held_out[1], rel=1e-3)
+
+
+def test_one_pass_per_step_gives_the_loss_curve_of_four_micro_batches(finished, job, tmp_path):
+    output = tmp_path / "whole"
+    assert run(job(output, "train.micro_rows=8")).returncode == 0
+    assert losses(output) == pytest.approx(losses(finished), rel=1e-4)
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint_and_ends_the_same(finished, job, tmp_path):
+    output = tmp_path / "killed"
+    command = [*LAUNCHES["1 process"], *job(output)]
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL) as process:
+        until = time.time() + 240
+        while not list((output / "checkpoints").glob("step-??????")) and time.time() < until:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert not (output / "done.json").exists()
+    done = run(job(output))
+    assert done.returncode == 0, done.stderr
+    assert "resuming after step" in done.stderr
+    assert losses(output) == pytest.approx(losses(finished), rel=1e-6)
+    ours, theirs = ((path / "draft" / "model.safetensors").read_bytes() for path in (output, finished))
+    assert ours == theirs
+
+
+def test_a_finished_run_is_not_trained_again(finished, job):
+    before = (finished / "draft" / "model.safetensors").stat().st_mtime_ns
+    done = run(job(finished))
+    assert done.returncode == 0
+    assert "finished already" in done.stderr
+    assert (finished / "draft" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_another_run_in_the_same_folder_is_refused_with_what_differs(finished, job):
+    done = run(job(finished, "train.steps=9"))
+    assert done.returncode == 2
+    assert "holds another run (different: train.steps)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bad_data_stops_with_one_line_and_exit_code_2_and_writes_nothing(job, tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
+    done = run(job(tmp_path / "run", f"data.answers={bad}"))
+    assert done.returncode == 2
+    assert f"error: {bad}:1: no assistant turn" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_deepspeed_launch_that_would_fall_back_to_ddp_is_refused(job, tmp_path):
+    command = [*LAUNCHES["2 x ZeRO-2"], *job(tmp_path / "run")]
+    forced = environment() | {"ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=forced, timeout=300)
+    assert done.returncode != 0
+    assert "fell back to MULTI_CPU: unset ACCELERATE_USE_CPU" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_literal_accelerate_launch_distill_works_from_the_checkout(finished, job):
+    command = [str(BIN / "accelerate"), "launch", "--num_processes", "1", "distill", *job(finished)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "finished already" in done.stderr
+
+
+def test_wandb_works_offline_without_a_key(job, tmp_path):
+    output = tmp_path / "run"
+    clean = {k: v for k, v in environment().items() if not k.startswith("WANDB_")} | {"WANDB_DIR": str(tmp_path)}
+    command = [*LAUNCHES["1 process"], *job(output, "train.tracker=wandb", "train.steps=2")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=clean, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "kept offline" in done.stderr
+    assert list(tmp_path.glob("wandb/offline-run-*"))

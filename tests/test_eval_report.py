@@ -1,0 +1,179 @@
+"""A whole measurement on tiny models, and a certificate that can fail."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from configs.errors import UserError
+from decode import round as round_module
+from decode.drafts.lm import LMDraft
+from decode.generate import Settings, generate
+from decode.laws import Law
+from decode.models import load_model
+from eval.certificate import certify, first_difference
+from eval.live import hf_generate, run_prompt
+from eval.measure import EvalSettings, measure
+from eval.report import Report
+from eval.suites import Prompt
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_target, tiny_draft):
+    return load_model(str(tiny_target)), load_model(str(tiny_draft))
+
+
+def settings_for(target, draft, **changes):
+    values = {"target": str(target), "draft": str(draft), "max_prompts": 8, "max_new_tokens": 24, "threads": 1,
+              "fp32_prompts": 3, "fp32_tokens": 12, "longest_draft": 4,
+              "suite": str(changes.pop("suite", "suite"))}  # fmt: skip
+    return EvalSettings(**(values | changes))
+
+
+@pytest.fixture(scope="module")
+def short_suite(tmp_path_factory):
+    path = tmp_path_factory.mktemp("suite") / "short.jsonl"
+    rows = [{"id": f"{c}{i}", "category": c, "prompt": f"Which {c}? " * (i + 1)} for c in "abcd" for i in range(4)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def measured(tiny_target, tiny_draft, short_suite, tmp_path_factory):
+    draft = tmp_path_factory.mktemp("drafts") / "draft"
+    shutil.copytree(tiny_draft, draft)
+    out = tmp_path_factory.mktemp("reports") / "report"
+    return measure(settings_for(tiny_target, draft, suite=short_suite), out), out, draft
+
+
+def test_the_report_holds_what_it_promises(measured):
+    report, out, _ = measured
+    content = json.loads((out / "report.json").read_text())
+    verdict = content["verdict"]
+    assert set(verdict) >= {"speedup_decode", "speedup_decode_ci", "speedup_e2e", "tau", "alpha", "lossless"}
+    assert verdict["speedup_decode_ci"][0] <= verdict["speedup_decode"] <= verdict["speedup_decode_ci"][1]
+    assert set(content["latency"]) >= {"c", "v", "o", "plain_step_s"}
+    assert len(content["positions"]["conditional"]) == len(content["positions"]["joint"]) == 3
+    assert content["predicted_speedup"] > 0
+    assert {name: c["prompts"] for name, c in content["categories"].items()} == dict.fromkeys("abcd", 2)
+    assert content["provenance"]["versions"]["torch"]
+    assert content["training"] is None
+    assert Report.model_validate(content) == report
+
+
+def test_replayed_and_decoded_acceptance_agree_when_greedy_in_float32(measured):
+    """At T = 0 in float32 the decoder's rounds are a function of the plain text, and replay plays the same ones."""
+    report, _, _ = measured
+    assert report.verdict.lossless
+    assert not report.divergences
+    assert report.acceptance["tau"] == pytest.approx(report.acceptance["tau_replayed"], rel=1e-9)
+    assert 1.05 < report.verdict.tau < 3.95
+    decoded = [x for x in report.positions.conditional if x is not None]
+    assert decoded == pytest.approx(report.positions.replayed_conditional[: len(decoded)], abs=0.05)
+
+
+def test_plots_and_tables_lie_beside_it_and_the_draft_takes_a_copy_along(measured):
+    report, out, draft = measured
+    for name in ("positions", "round"):
+        assert (out / "plots" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+    text = (out / "report.md").read_text()
+    assert report.verdict.line in text
+    assert "| a | 2 |" in text
+    assert json.loads((draft / "report.json").read_text()) == json.loads((out / "report.json").read_text())
+    recommended = json.loads((draft / "config.json").read_text())["draftsmith"]["recommended_num_draft_tokens"]
+    assert recommended == report.recommended_num_draft_tokens
+    assert load_model(str(draft)).model.config.num_hidden_layers == 2
+
+
+def test_the_same_measurement_is_read_back_and_another_one_is_refused(measured, tiny_target, short_suite):
+    report, out, draft = measured
+    assert measure(settings_for(tiny_target, draft, suite=short_suite), out) == report
+    with pytest.raises(UserError, match=r"another measurement.*temperature"):
+        measure(settings_for(tiny_target, draft, suite=short_suite, temperature=1.0), out)
+
+
+def test_a_sampled_measurement_replays_within_chance(tiny_target, tiny_draft, short_suite, tmp_path):
+    settings = settings_for(tiny_target, tiny_draft, suite=short_suite, temperature=1.0, max_prompts=16)
+    report = measure(settings, tmp_path / "out")
+    assert report.verdict.lossless
+    assert report.acceptance["tau"] == pytest.approx(report.acceptance["tau_replayed"], rel=0.2)
+    assert "not on this run" in report.certificate.proves
+
+
+def prompt_runs(pair, settings, count=3):
+    target, draft = pair
+    return [
+        run_prompt(target, LMDraft(draft.model), Prompt(str(i), "a", (), ""), [5 + i, 9, 30], settings, 1, first=i)
+        for i in range(count)
+    ]
+
+
+def test_a_decoder_that_accepts_too_much_fails_the_certificate(pair, monkeypatch):
+    """Negative control: accepting every draft changes the text, and the certificate must see it."""
+    target, draft = pair
+    settings = Settings(max_new_tokens=20)
+
+    def accept_all(p, q, drafted, draws):
+        accepted = torch.full((1,), drafted.shape[1])
+        return accepted, p[:, -1].argmax(-1)
+
+    monkeypatch.setattr(round_module, "verify_by_token", accept_all)
+    certificate = certify(target.model, draft.model, prompt_runs(pair, settings), settings, 3, 12)
+    assert not certificate.passed
+    assert certificate.fp32_failures
+    assert certificate.run_dtype_failures
+
+
+def test_a_failed_certificate_claims_no_speedup_and_exits_with_3(tiny_target, tiny_draft, short_suite, tmp_path):
+    code = (
+        "import sys, torch\nfrom decode import round\n"
+        "round.verify_by_token = lambda p, q, x, draws: (torch.full((1,), x.shape[1]), p[:, -1].argmax(-1))\n"
+        "from configs.command_line import run_verb\nfrom eval.verb_eval import evaluate\nrun_verb(evaluate)"
+    )
+    out = tmp_path / "out"
+    arguments = ["--target", tiny_target, "--draft", tiny_draft, "--out", out, "--suite", short_suite,
+                 "--max-prompts", "2", "--max-new-tokens", "12", "--threads", "1"]  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 3, done.stderr
+    assert "NOT LOSSLESS" in done.stdout
+    verdict = json.loads((out / "report.json").read_text())["verdict"]
+    assert verdict["lossless"] is False
+    assert verdict["speedup_decode"] is None
+
+
+def test_tokens_after_a_stop_fail_the_certificate(pair):
+    target, draft = pair
+    settings = Settings(max_new_tokens=8)
+    runs = prompt_runs(pair, settings, 1)
+    stop = Settings(max_new_tokens=8, eos_ids=(runs[0].trace.token_ids[3],))
+    certificate = certify(target.model, draft.model, runs, stop, 1, 8)
+    assert certificate.tokens_after_stop == 8 - 1 - runs[0].trace.token_ids.index(stop.eos_ids[0])
+    assert not certificate.passed
+
+
+def test_hf_generate_and_our_plain_loop_write_the_same_text(pair):
+    target, _ = pair
+    settings = Settings(max_new_tokens=15)
+    arm = hf_generate(target.model, [5, 9, 30], settings)
+    assert arm.token_ids == generate(target.model, None, [5, 9, 30], settings).token_ids
+    assert arm.prefill_s > 0
+    assert arm.decode_s > 0
+
+
+def test_hf_generate_samples_without_touching_the_global_random_state(pair):
+    before = torch.random.get_rng_state()
+    arm = hf_generate(pair[0].model, [5, 9], Settings(Law(1.0, top_k=5), max_new_tokens=5, seed=1))
+    assert len(arm.token_ids) == 5
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_the_first_difference_counts_a_missing_token():
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 3]) == 1
+    assert first_difference([1, 2], [1]) == 1

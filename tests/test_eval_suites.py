@@ -1,0 +1,82 @@
+"""Prompt sets: ours are what they promise, other people's are read or refused with a line."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from configs.errors import UserError
+from eval.suites import find_prompts, read_prompts, stratified
+from eval.text import repeated_share, repeated_tokens
+
+CATEGORIES = {"chat", "code", "maths", "summarising", "extraction", "translation", "creative", "boilerplate"}
+
+
+def grams(text: str, n: int = 8) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
+
+
+def test_the_evaluation_suite_has_enough_prompts_in_every_category():
+    counts = Counter(prompt.category for prompt in read_prompts(find_prompts("suite")))
+    assert set(counts) == CATEGORIES
+    assert sum(counts.values()) >= 120
+    assert min(counts.values()) >= 15
+
+
+def test_the_suite_shares_no_run_of_eight_words_with_the_demos_training_prompts():
+    suite, demo = (
+        [prompt.messages[-1]["content"] for prompt in read_prompts(find_prompts(name))] for name in ("suite", "demo")
+    )
+    trained_on = set().union(*map(grams, demo))
+    assert not set().union(*map(grams, suite)) & trained_on
+    assert not set(suite) & set(demo)
+
+
+def test_a_stratified_choice_takes_from_every_category_in_turn():
+    prompts = read_prompts(find_prompts("suite"))
+    counts = Counter(prompt.category for prompt in stratified(prompts, 16))
+    assert counts == dict.fromkeys(CATEGORIES, 2)
+    assert len(stratified(prompts, 10_000)) == len(prompts)
+
+
+def test_a_final_answer_is_dropped_and_a_missing_id_comes_from_the_text(tmp_path):
+    path = tmp_path / "a.jsonl"
+    chat = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
+    path.write_text(json.dumps({"messages": chat}) + "\n" + json.dumps({"prompt": "When?"}) + "\n")
+    first, second = read_prompts(path)
+    assert first.messages == ({"role": "user", "content": "Who?"},)
+    assert first.id != second.id == read_prompts(path)[1].id
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"question": "x"}', ["a.jsonl:1", "prompt", "question"]),
+        ('{"prompt": "x", "id": 1}\n{"prompt": "y", "id": 1}', ["a.jsonl:2", "id '1'", "a.jsonl:1"]),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', ["a.jsonl:1", "user turn"]),
+        ("", ["a.jsonl", "no rows"]),
+        ("{", ["a.jsonl:1", "not valid JSON"]),
+    ],
+)
+def test_a_bad_prompt_file_is_refused_with_its_line(tmp_path, content, words):
+    path = tmp_path / "a.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError) as caught:
+        read_prompts(path)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_an_unknown_suite_is_refused_with_the_known_names():
+    with pytest.raises(UserError, match="demo, suite"):
+        find_prompts("nowhere")
+
+
+def test_repeated_text_is_counted_by_token():
+    once, loop = list(range(20)), [*range(8), *range(8), 99]
+    assert repeated_tokens(once) == 0
+    assert repeated_tokens(loop) == 8
+    assert repeated_tokens([7] * 10) == 9  # the second and third 8-gram of the same token overlap
+    assert repeated_share([once, loop]) == pytest.approx(8 / 37)
+    assert repeated_share([]) == 0.0
