@@ -21,26 +21,24 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def target(smollm2):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield load_model(str(smollm2), dtype="float32", device="cpu")
-    torch.set_num_threads(threads)
+    return load_model(str(smollm2), dtype="float32", device="cpu")
 
 
-def shaken_copy(smollm2, amount: float):
-    """The target with every weight moved a little: a draft that is often right and often wrong."""
+@pytest.fixture(scope="module")
+def draft(smollm2) -> LMDraft:
+    """The target with every weight moved a little, in bfloat16: a cheap draft, often right and often wrong."""
     draft = load_model(str(smollm2), dtype="float32", device="cpu").model
     generator = torch.Generator().manual_seed(0)
     for weight in draft.model.layers.parameters():
         if weight.ndim == 2:
-            weight += amount * weight.std() * torch.randn(weight.shape, generator=generator)
-    return draft
+            weight += 0.07 * weight.std() * torch.randn(weight.shape, generator=generator)
+    return LMDraft(draft.bfloat16())
 
 
-def test_greedy_equals_plain_greedy_on_forty_prompts_of_thirty_two_tokens(target, smollm2):
+@pytest.mark.parametrize("part", range(4))
+def test_greedy_equals_plain_greedy_on_forty_prompts_of_thirty_two_tokens(target, draft, part):
     """A difference may stand only where the two best logits are within 1e-4; such near-ties are counted."""
-    draft = LMDraft(shaken_copy(smollm2, 0.15))
-    prompts = stratified(read_prompts(find_prompts("suite")), 40)
+    prompts = stratified(read_prompts(find_prompts("suite")), 40)[10 * part : 10 * (part + 1)]
     near_ties, accepted, drafted, compared = [], 0, 0, 0
     for number, prompt in enumerate(prompts):
         ids = render_prompt(target.tokenizer, prompt.messages)
@@ -54,8 +52,8 @@ def test_greedy_equals_plain_greedy_on_forty_prompts_of_thirty_two_tokens(target
             assert tie_gap(target.model, ids, plain, answer.token_ids, at) < NEAR_TIE_FP32, prompt.id
             near_ties.append(prompt.id)
     print(f"{compared} tokens, {accepted} of {drafted} drafted accepted, near-ties: {near_ties}")
-    assert len(near_ties) <= 2
-    assert compared > 1000
+    assert len(near_ties) <= 1
+    assert compared > 250
     assert 0.2 < accepted / drafted < 0.95  # both branches were walked
 
 
