@@ -1,7 +1,7 @@
 """Prefill, rounds, stops: from a prompt to an answer and its trace."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -9,30 +9,51 @@ import torch
 
 from configs.errors import UserError
 from decode.drafts.contract import Draft
-from decode.draws import Draws, SeededDraws
+from decode.draws import Draws, SeededDraws, SharedNoise
 from decode.kv import Reader
 from decode.laws import Law
-from decode.round import Clock, Pair, play_round
+from decode.length import Fixed, LengthPolicy
+from decode.processors import Penalties
+from decode.round import Clock, Pair, Rules, play_round
+from decode.stops import Stops, StopWatch, cut_text
 from decode.trace import Round, Tally
+from decode.verify import VERIFIERS
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is asked of one call. `num_draft_tokens` is γ, tokens drafted per round."""
+    """What is asked of one call.
+
+    `num_draft_tokens` is γ, or a policy that picks it each round (decode/length.py). `verifier` is token, block or
+    match. `draft_temperature` lets the draft draw from another law than the target; None is the target's.
+    `seed_exact` shares the noise of each place between draft and target, so that a sampled answer equals the sampled
+    plain answer of the same seed; it verifies by match.
+    """
 
     law: Law = field(default_factory=Law)
     max_new_tokens: int = 128
-    num_draft_tokens: int = 3
-    eos_ids: tuple[int, ...] = ()
+    num_draft_tokens: int | LengthPolicy = 3
+    stops: Stops = field(default_factory=Stops)
     seed: int = 0
+    verifier: str = "block"
+    penalties: Penalties = field(default_factory=Penalties)
+    draft_temperature: float | None = None
+    seed_exact: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_draft_tokens < 1:
-            raise UserError(
-                f"num_draft_tokens {self.num_draft_tokens}: expected 1 or more; leave out the draft to decode plainly"
-            )
+        if isinstance(self.num_draft_tokens, int):
+            Fixed(self.num_draft_tokens)
         if self.max_new_tokens < 1:
             raise UserError(f"max_new_tokens {self.max_new_tokens}: expected 1 or more")
+        if self.verifier not in VERIFIERS:
+            raise UserError(f"verifier {self.verifier!r}: expected {', '.join(VERIFIERS)}")
+        if self.draft_temperature is not None:
+            replace(self.law, temperature=self.draft_temperature)
+
+    def length_policy(self) -> LengthPolicy:
+        """A fresh policy for one call."""
+        gamma = self.num_draft_tokens
+        return (Fixed(gamma) if isinstance(gamma, int) else gamma).start()
 
 
 @dataclass
@@ -50,63 +71,66 @@ class Generation:
         return Tally.of(self.rounds)
 
     @property
-    def total_s(self) -> float:
-        return self.prefill_s + self.decode_s
-
-    @property
     def decode_tokens(self) -> int:
         """Tokens that decoding made: all but the one that prefill gave."""
         return max(0, len(self.token_ids) - 1)
 
+    def text(self, tokenizer: Any, stops: Stops) -> str:
+        """The answer without special tokens, up to the end of the stop string that ended it."""
+        return cut_text(str(tokenizer.decode(self.token_ids, skip_special_tokens=True)), stops.strings)
+
 
 def generate(
     target: Any, draft: Draft[Any] | None, prompt_ids: list[int], settings: Settings,
-    draws: Draws | None = None, clock: Clock | None = None,
+    tokenizer: Any = None, draws: Draws | None = None, clock: Clock | None = None,
 ) -> Generation:  # fmt: skip
     """Decode to the end. `target` is a causal LM; without `draft` this is plain decoding.
 
-    The output follows the target's law exactly, whatever the draft. Neither model is changed.
+    The output follows the target's law exactly, whatever the draft. Neither model is changed, nor torch's global
+    random state. `tokenizer` is needed for stop strings only.
     Raises UserError for a prompt that is empty or does not fit the context.
     """
-    *_, answer = stream(target, draft, prompt_ids, settings, draws, clock)
+    *_, answer = stream(target, draft, prompt_ids, settings, tokenizer, draws, clock)
     return answer
 
 
 @torch.no_grad()
 def stream(
     target: Any, draft: Draft[Any] | None, prompt_ids: list[int], settings: Settings,
-    draws: Draws | None = None, clock: Clock | None = None,
+    tokenizer: Any = None, draws: Draws | None = None, clock: Clock | None = None,
 ) -> Iterator[Generation]:  # fmt: skip
     """Like `generate`, but yields the growing answer after prefill and after every round."""
-    limit = _token_limit(target, prompt_ids, settings)
+    limit, limit_reason = _token_limit(target, prompt_ids, settings)
+    watch = StopWatch(settings.stops, prompt_ids, limit, limit_reason, tokenizer)
     device = next(target.parameters()).device
-    draws = draws or SeededDraws(settings.seed, device)
+    rules = _rules(settings, len(prompt_ids), device, draws)
     clock = clock or device_clock(device)
+    policy = settings.length_policy()
     answer = Generation()
 
     began = clock()
     ids = torch.tensor([prompt_ids], device=device)
     reader = Reader(target)
-    first = draws.choose(settings.law(reader.read(ids, keep=1)[:, -1]))
-    pair = Pair(reader, last=first.unsqueeze(-1))
+    first = rules.draws.choose(rules.target_law(reader.read(ids, keep=1), ids), len(prompt_ids))
+    pair = Pair(reader, torch.cat([ids, first], dim=1))
     if draft is not None:
         pair.draft, pair.draft_state = draft, draft.start(ids)
-        draft.commit(pair.draft_state, pair.last)
+        draft.commit(pair.draft_state, first)
     answer.token_ids.append(int(first))
+    watch.keep(answer.token_ids)
     answer.prefill_s = clock() - began
-    answer.stopped_by = _stop(answer.token_ids, settings, limit)
+    answer.stopped_by = watch.reason
     yield answer
 
-    began = clock()
     while not answer.stopped_by:
-        left = limit - len(answer.token_ids)
-        num_draft_tokens = min(settings.num_draft_tokens, left - 1) if draft is not None else 0
-        answer.rounds.append(
-            play_round(pair, num_draft_tokens, settings.law, draws, lambda new: _kept(new, settings), clock)
-        )
-        answer.token_ids += answer.rounds[-1].tokens
-        answer.stopped_by = _stop(answer.token_ids, settings, limit)
-        answer.decode_s = clock() - began
+        began = clock()
+        num_draft_tokens = min(policy.next_length(), watch.left - 1) if draft is not None else 0
+        done = play_round(pair, num_draft_tokens, rules, watch.keep, clock)
+        policy.learn(done)
+        answer.rounds.append(done)
+        answer.token_ids += done.tokens
+        answer.stopped_by = watch.reason
+        answer.decode_s += clock() - began
         yield answer
 
 
@@ -122,23 +146,20 @@ def device_clock(device: torch.device) -> Clock:
     return synchronised
 
 
-def _token_limit(target: Any, prompt_ids: list[int], settings: Settings) -> int:
+def _rules(settings: Settings, prompt_tokens: int, device: torch.device, draws: Draws | None) -> Rules:
+    processors = settings.penalties.processors(prompt_tokens, settings.stops.eos_ids, device)
+    law = replace(settings.law, processors=(*processors, *settings.law.processors))
+    draft_law = law if settings.draft_temperature is None else replace(law, temperature=settings.draft_temperature)
+    if settings.seed_exact:
+        return Rules(law, draft_law, VERIFIERS["match"], draws or SharedNoise(settings.seed, device))
+    return Rules(law, draft_law, VERIFIERS[settings.verifier], draws or SeededDraws(settings.seed, device))
+
+
+def _token_limit(target: Any, prompt_ids: list[int], settings: Settings) -> tuple[int, str]:
     context = target.config.max_position_embeddings
     if not prompt_ids:
         raise UserError("the prompt is empty; expected at least one token")
     if len(prompt_ids) >= context:
         raise UserError(f"the prompt has {len(prompt_ids)} tokens; this target holds {context}, answer included")
-    return min(settings.max_new_tokens, context - len(prompt_ids))
-
-
-def _kept(new: Any, settings: Settings) -> int:
-    """How many of the new tokens stay: all up to the first end-of-answer token."""
-    return next((i + 1 for i, token in enumerate(new) if token in settings.eos_ids), len(new))
-
-
-def _stop(token_ids: list[int], settings: Settings, limit: int) -> str:
-    if token_ids[-1] in settings.eos_ids:
-        return "eos"
-    if len(token_ids) < limit:
-        return ""
-    return "max_new_tokens" if limit == settings.max_new_tokens else "context"
+    left = context - len(prompt_ids)
+    return (settings.max_new_tokens, "max_new_tokens") if settings.max_new_tokens <= left else (left, "context")

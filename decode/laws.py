@@ -1,6 +1,10 @@
-"""From logits to probabilities: the only place where temperature, top-k and top-p exist."""
+"""From logits to probabilities: the only place where temperature, filters and penalties exist.
+
+Shapes: B batch, N places in a row, V vocabulary, L tokens of text.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,14 +14,18 @@ from configs.errors import UserError
 
 @dataclass(frozen=True)
 class Law:
-    """How the next token is chosen: temperature, then top-k, then top-p, in transformers' order.
+    """How the next token is chosen: processors, then temperature, top-k, top-p, min-p, in transformers' order.
 
-    temperature 0 is greedy, top_k 0 and top_p 1.0 are off. The same law serves target and draft.
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. `processors` are transformers' LogitsProcessors,
+    called as processor(ids [B, l], scores [B, V]) with the very prefix of each place (decode/processors.py makes the
+    usual ones). They must be functions of what they are given: a rejected draft is never taken back.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    processors: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
@@ -26,27 +34,48 @@ class Law:
             raise UserError(f"top_k {self.top_k}: expected 0 (off) or more")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p {self.top_p}: expected more than 0 and at most 1 (off)")
+        if not 0 <= self.min_p <= 1:
+            raise UserError(f"min_p {self.min_p}: expected 0 (off) to 1")
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """Probabilities of the next token.
+    def __call__(self, logits: Tensor, text: Tensor | None = None) -> Tensor:
+        """Probabilities of the next token at each of N places.
 
-        Args: logits [..., V], any float dtype; they are not changed.
-        Returns: [..., V] in float32, or float64 for float64 logits; greedy is one-hot at the lowest best id.
+        Args: logits [..., N, V], any float dtype, not changed; text [B, L], the tokens up to the last place's prefix:
+        place i of N has the prefix text[:, : L - (N - 1 - i)]. Only processors look at it.
+        Returns: [..., N, V] in float32, or float64 for float64 logits; greedy is one-hot at the lowest best id.
         """
         logits = logits if logits.dtype == torch.float64 else logits.float()
+        if self.processors:
+            assert text is not None, "a law with processors needs the text"
+            logits = self._process(logits, text)
         if self.is_greedy:
             return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        logits = logits - logits.amax(-1, keepdim=True)  # so that a tiny temperature cannot overflow
         logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
             lowest_kept = logits.topk(self.top_k, dim=-1).values[..., -1:]
             logits = logits.masked_fill(logits < lowest_kept, -torch.inf)
         if self.top_p < 1:
             logits = logits.masked_fill(_outside_nucleus(logits, self.top_p), -torch.inf)
-        return logits.softmax(-1)
+        probs = logits.softmax(-1)
+        if self.min_p > 0:
+            probs = probs.masked_fill(probs < self.min_p * probs.amax(-1, keepdim=True), 0.0)
+            probs = probs / probs.sum(-1, keepdim=True)
+        return probs
+
+    def _process(self, logits: Tensor, text: Tensor) -> Tensor:
+        places, length = logits.shape[-2], text.shape[1]
+        rows = []
+        for place in range(places):
+            scores = logits[:, place].clone()  # some processors write into what they are given
+            for processor in self.processors:
+                scores = processor(text[:, : length - (places - 1 - place)], scores)
+            rows.append(scores)
+        return torch.stack(rows, dim=1)
 
 
 def _outside_nucleus(logits: Tensor, top_p: float) -> Tensor:

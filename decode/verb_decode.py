@@ -31,6 +31,7 @@ def decode(
     from decode.generate import Settings, stream
     from decode.laws import Law
     from decode.models import check_pair, load_model
+    from decode.stops import Stops
 
     law = Law(temperature, top_k, top_p)
     settings = Settings(law, max_new_tokens, num_draft_tokens, seed=seed)  # refuses bad values before any loading
@@ -40,13 +41,13 @@ def decode(
         loaded_draft = load_model(draft, dtype, device)
         check_pair(loaded, loaded_draft)
         proposer = LMDraft(loaded_draft.model)
-    settings = Settings(law, max_new_tokens, num_draft_tokens, loaded.eos_ids, seed)
+    settings = Settings(law, max_new_tokens, num_draft_tokens, Stops(loaded.eos_ids), seed)
     growing = stream(loaded.model, proposer, _prompt_ids(loaded.tokenizer, prompt, raw), settings)
     if as_json:
         *_, answer = growing
         print(json.dumps(_summary(answer, loaded.tokenizer), ensure_ascii=False))
         return
-    printer = _Printer(loaded.tokenizer, settings.eos_ids)
+    printer = _Printer(loaded.tokenizer, loaded.eos_ids)
     for answer in growing:
         printer.show(answer)
     printer.finish(answer, _statistics(answer))

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def certify(
 ) -> Certificate:
     """Check `fp32_prompts` of the runs again in float32, and all of them in the dtype they ran in."""
     exact_target, exact_draft = (copy.deepcopy(model).float() for model in (target, draft))
-    again = Settings(Law(0.0), fp32_tokens, settings.num_draft_tokens, settings.eos_ids)
+    again = replace(settings, law=Law(0.0), max_new_tokens=fp32_tokens)
     equal = near_ties = compared = 0
     failures: list[str] = []
     for run in runs[:fp32_prompts]:
@@ -64,7 +65,7 @@ def certify(
         else:
             failures.append(f"{run.prompt.id}: token {difference} differs and is no near-tie")
     gaps, beyond = _run_dtype_gaps(target, runs, settings)
-    after_stop = sum(_tokens_after_stop(run.trace.token_ids, settings.eos_ids) for run in runs)
+    after_stop = sum(_tokens_after_stop(run.trace.token_ids, settings.stops.eos_ids) for run in runs)
     return Certificate(
         passed=not failures and not beyond and after_stop == 0,
         fp32_prompts=len(runs[:fp32_prompts]), fp32_tokens=compared, fp32_equal_prompts=equal,

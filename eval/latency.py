@@ -1,7 +1,7 @@
 """What a plain step, a draft step, a verification and the rest of a round cost on this machine."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from decode.drafts.contract import Draft
 from decode.generate import Settings, device_clock, generate
 from decode.kv import Reader
+from decode.stops import Stops
 
 ROUNDS = 24
 REPEATS = 9
@@ -91,4 +92,4 @@ def fastest_threads(target: Any, prompt_ids: list[int], settings: Settings) -> i
 
 def _without_end(settings: Settings, max_new_tokens: int) -> Settings:
     """The same law, for a fixed number of tokens: a profile must not end with the answer."""
-    return Settings(settings.law, max_new_tokens, settings.num_draft_tokens, eos_ids=(), seed=settings.seed)
+    return replace(settings, max_new_tokens=max_new_tokens, stops=Stops())

@@ -88,7 +88,7 @@ def hf_generate(target: Any, prompt_ids: list[int], settings: Settings) -> Arm:
         torch.manual_seed(settings.seed)
         output = target.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=settings.max_new_tokens,
-            eos_token_id=list(settings.eos_ids) or None, pad_token_id=settings.eos_ids[0] if settings.eos_ids else 0,
+            eos_token_id=list(settings.stops.eos_ids) or None, pad_token_id=settings.stops.eos_ids[0] if settings.stops.eos_ids else 0,
             logits_processor=[watch], **how,
         )  # fmt: skip
     ended = clock()

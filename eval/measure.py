@@ -20,6 +20,7 @@ from decode.drafts.lm import LMDraft
 from decode.generate import Settings
 from decode.laws import Law
 from decode.models import Loaded, check_pair, load_model
+from decode.stops import Stops
 from eval.certificate import certify
 from eval.latency import fastest_threads, profile
 from eval.live import PromptRun, run_prompt
@@ -54,7 +55,7 @@ class EvalSettings(Frozen):
 
     def decoding(self, eos_ids: tuple[int, ...] = ()) -> Settings:
         law = Law(self.temperature, self.top_k, self.top_p)
-        return Settings(law, self.max_new_tokens, self.num_draft_tokens, eos_ids, self.seed)
+        return Settings(law, self.max_new_tokens, self.num_draft_tokens, Stops(eos_ids), self.seed)
 
 
 def measure(settings: EvalSettings, out: Path) -> Report:

@@ -33,8 +33,8 @@ class ScriptedDraws:
             prob.shape
         )
 
-    def choose(self, probs: Tensor) -> Tensor:
-        return torch.tensor([self._branch(row) for row in probs.tolist()])
+    def choose(self, probs: Tensor, position: int) -> Tensor:
+        return torch.tensor([[self._branch(row) for row in places] for places in probs.tolist()])
 
 
 def exact_law(program: Callable[[ScriptedDraws], tuple[int, ...]]) -> dict[tuple[int, ...], float]:

@@ -10,8 +10,10 @@ from decode.drafts.lm import LMDraft
 from decode.generate import Settings, generate, stream
 from decode.kv import Reader
 from decode.laws import Law
-from decode.round import Pair, play_round
+from decode.round import Pair, Rules, play_round
+from decode.stops import Stops
 from decode.trace import Tally, positions
+from decode.verify import VERIFIERS
 
 PROMPTS = [[5], [17, 40, 3], list(range(3, 90)), [9, 9] * 40]
 
@@ -74,22 +76,23 @@ def test_after_every_round_both_caches_equal_a_fresh_prefill_of_the_committed_te
 
     text, law, draws = [17, 40, 3], Law(temperature), SeededDraws(3)
     reader = Reader(target)
-    first = draws.choose(law(reader.read(torch.tensor([text]), keep=1)[:, -1]))
+    first = draws.choose(law(reader.read(torch.tensor([text]), keep=1)), len(text))
     draft = drafts[kind]
-    pair = Pair(reader, first.unsqueeze(-1), draft, draft.start(torch.tensor([text])))
-    draft.commit(pair.draft_state, pair.last)
+    pair = Pair(reader, torch.tensor([[*text, int(first)]]), draft, draft.start(torch.tensor([text])))
+    draft.commit(pair.draft_state, first)
+    rules = Rules(law, law, VERIFIERS["block"], draws)
     text.append(int(first))
     accepted = set()
     for num_draft_tokens in [3, 1, 0, 4, 2, 0, 0, 5, 1, 3]:
-        done = play_round(pair, num_draft_tokens, law, draws, keep=len)
+        done = play_round(pair, num_draft_tokens, rules, keep=len)
         text += done.tokens
         accepted.add(done.accepted)
         assert pair.target.length == len(text) - 1
-        assert pair.last.tolist() == [[text[-1]]]
+        assert pair.text.tolist() == [text]
         assert_reads_like_a_fresh_prefill(pair.target, text)
         state = pair.draft_state
-        assert state.reader.length + state.unread.shape[1] == len(text)
-        assert text[state.reader.length :] == state.unread[0].tolist()
+        assert state.text.tolist() == [text]
+        assert state.reader.length < len(text)
         if state.reader.length:
             assert_reads_like_a_fresh_prefill(state.reader, text)
     assert len(accepted) > 1 or kind == "unrelated"
@@ -112,7 +115,7 @@ def test_a_cloned_state_goes_its_own_way(target, drafts):
 def test_an_end_token_stops_the_answer_at_every_offset_of_the_block(target, drafts, kind, place):
     long = generate(target, None, [17, 40, 3], Settings(max_new_tokens=40)).token_ids
     eos = long[place]
-    settings = Settings(max_new_tokens=40, num_draft_tokens=4, eos_ids=(eos, 119))
+    settings = Settings(max_new_tokens=40, num_draft_tokens=4, stops=Stops((eos, 119)))
     answer = generate(target, drafts[kind], [17, 40, 3], settings)
     assert answer.token_ids == long[: long.index(eos) + 1]
     assert answer.stopped_by == "eos"

@@ -60,7 +60,7 @@ class FixedCoins(SeededDraws):
 def test_a_coin_of_zero_never_accepts_a_token_that_the_target_forbids():
     p = torch.tensor([[[0.0, 0.5, 0.5], [0.3, 0.3, 0.4]]])
     q = torch.tensor([[[0.9, 0.1, 0.0]]])
-    accepted, token = verify_by_token(p, q, torch.tensor([[0]]), FixedCoins(0.0))
+    accepted, token = verify_by_token(p, q, torch.tensor([[0]]), FixedCoins(0.0), 0)
     assert accepted.item() == 0
     assert token.item() == 1
 
@@ -68,30 +68,27 @@ def test_a_coin_of_zero_never_accepts_a_token_that_the_target_forbids():
 def test_a_coin_just_below_one_accepts_a_certain_token():
     p = torch.tensor([[[0.5, 0.5], [1.0, 0.0]]])
     q = torch.tensor([[[0.5, 0.5]]])
-    accepted, token = verify_by_token(p, q, torch.tensor([[1]]), FixedCoins(1 - 2**-53))
+    accepted, token = verify_by_token(p, q, torch.tensor([[1]]), FixedCoins(1 - 2**-53), 0)
     assert (accepted.item(), token.item()) == (1, 0)
 
 
 @pytest.mark.parametrize("coin", [0.0, 0.5, 1 - 2**-53])
 def test_choose_never_finds_a_token_of_probability_zero(coin):
-    probs = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])
-    assert FixedCoins(coin).choose(probs).item() in (1, 3)
+    probs = torch.tensor([[[0.0, 0.25, 0.0, 0.75, 0.0]]])
+    assert FixedCoins(coin).choose(probs, 0).item() in (1, 3)
 
 
 def test_choose_follows_its_law():
-    probs = torch.tensor([[0.1, 0.0, 0.6, 0.3]])
+    probs = torch.tensor([[[0.1, 0.0, 0.6, 0.3]]])
     draws = SeededDraws(0)
-    counts = torch.bincount(torch.cat([draws.choose(probs) for _ in range(4000)]), minlength=4) / 4000
-    assert (counts - probs[0]).abs().max() < 0.03
+    counts = torch.bincount(torch.cat([draws.choose(probs, 0)[0] for _ in range(4000)]), minlength=4) / 4000
+    assert (counts - probs[0, 0]).abs().max() < 0.03
 
 
 def test_draws_leave_torchs_global_state_alone_and_a_seed_repeats():
     before = torch.random.get_rng_state()
-    probs = torch.full((1, 50), 0.02)
-    first, second, other = (
-        [SeededDraws(seed).choose(probs).item() for _ in [0]] + [d.choose(probs).item() for d in [SeededDraws(seed)]]
-        for seed in (1, 1, 2)
-    )
+    probs = torch.full((1, 20, 50), 0.02)
+    first, second, other = (SeededDraws(seed).choose(probs, 0).tolist() for seed in (1, 1, 2))
     assert first == second
     assert first != other
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -102,7 +99,7 @@ def test_a_full_block_takes_the_bonus_from_its_last_row_and_a_rejection_from_its
     p = torch.eye(V)[[0, 1, 2, 5]].unsqueeze(0)
     q = torch.full((1, K, V), 1 / V)
     for drafted, accepted, token in [([0, 1, 2], 3, 5), ([0, 1, 3], 2, 2), ([0, 4, 2], 1, 1), ([3, 1, 2], 0, 0)]:
-        found = verify_by_token(p, q, torch.tensor([drafted]), FixedCoins(0.01))
+        found = verify_by_token(p, q, torch.tensor([drafted]), FixedCoins(0.01), 0)
         assert (found[0].item(), found[1].item()) == (accepted, token)
 
 

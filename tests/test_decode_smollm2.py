@@ -12,6 +12,7 @@ from decode.chat import render_chat, render_prompt
 from decode.drafts.lm import LMDraft
 from decode.generate import Settings, generate
 from decode.models import load_model
+from decode.stops import Stops
 from eval.certificate import NEAR_TIE_FP32, first_difference, tie_gap
 from eval.suites import find_prompts, read_prompts, stratified
 
@@ -42,7 +43,7 @@ def test_greedy_equals_plain_greedy_on_forty_prompts_of_thirty_two_tokens(target
     near_ties, accepted, drafted, compared = [], 0, 0, 0
     for number, prompt in enumerate(prompts):
         ids = render_prompt(target.tokenizer, prompt.messages)
-        settings = Settings(max_new_tokens=32, num_draft_tokens=1 + number % 4, eos_ids=target.eos_ids)
+        settings = Settings(max_new_tokens=32, num_draft_tokens=1 + number % 4, stops=Stops(target.eos_ids))
         plain = generate(target.model, None, ids, settings).token_ids
         answer = generate(target.model, draft, ids, settings)
         accepted, drafted = accepted + answer.tally.accepted, drafted + answer.tally.drafted

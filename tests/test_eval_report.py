@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from configs.errors import UserError
-from decode import round as round_module
 from decode.drafts.lm import LMDraft
 from decode.generate import Settings, generate
 from decode.laws import Law
 from decode.models import load_model
+from decode.stops import Stops
+from decode.verify import VERIFIERS
 from eval.certificate import certify, first_difference
 from eval.live import hf_generate, run_prompt
 from eval.measure import EvalSettings, measure
@@ -119,11 +120,11 @@ def test_a_decoder_that_accepts_too_much_fails_the_certificate(pair, monkeypatch
     target, draft = pair
     settings = Settings(max_new_tokens=20)
 
-    def accept_all(p, q, drafted, draws):
+    def accept_all(p, q, drafted, draws, position):
         accepted = torch.full((1,), drafted.shape[1])
         return accepted, p[:, -1].argmax(-1)
 
-    monkeypatch.setattr(round_module, "verify_by_token", accept_all)
+    monkeypatch.setitem(VERIFIERS, "block", accept_all)
     certificate = certify(target.model, draft.model, prompt_runs(pair, settings), settings, 3, 12)
     assert not certificate.passed
     assert certificate.fp32_failures
@@ -132,8 +133,8 @@ def test_a_decoder_that_accepts_too_much_fails_the_certificate(pair, monkeypatch
 
 def test_a_failed_certificate_claims_no_speedup_and_exits_with_3(tiny_target, tiny_draft, short_suite, tmp_path):
     code = (
-        "import sys, torch\nfrom decode import round\n"
-        "round.verify_by_token = lambda p, q, x, draws: (torch.full((1,), x.shape[1]), p[:, -1].argmax(-1))\n"
+        "import sys, torch\nfrom decode.verify import VERIFIERS\n"
+        "VERIFIERS['block'] = lambda p, q, x, draws, at: (torch.full((1,), x.shape[1]), p[:, -1].argmax(-1))\n"
         "from configs.command_line import run_verb\nfrom eval.verb_eval import evaluate\nrun_verb(evaluate)"
     )
     out = tmp_path / "out"
@@ -151,9 +152,9 @@ def test_tokens_after_a_stop_fail_the_certificate(pair):
     target, draft = pair
     settings = Settings(max_new_tokens=8)
     runs = prompt_runs(pair, settings, 1)
-    stop = Settings(max_new_tokens=8, eos_ids=(runs[0].trace.token_ids[3],))
+    stop = Settings(max_new_tokens=8, stops=Stops((runs[0].trace.token_ids[3],)))
     certificate = certify(target.model, draft.model, runs, stop, 1, 8)
-    assert certificate.tokens_after_stop == 8 - 1 - runs[0].trace.token_ids.index(stop.eos_ids[0])
+    assert certificate.tokens_after_stop == 8 - 1 - runs[0].trace.token_ids.index(stop.stops.eos_ids[0])
     assert not certificate.passed
 
 

@@ -14,14 +14,13 @@ from decode.laws import Law
 
 @dataclass
 class LMState:
-    """The reader, and the committed tokens [B, P] that it has not read yet (P >= 1 when proposing)."""
+    """The committed text [B, L] and a reader that has read it all but for the last one or two tokens."""
 
     reader: Reader
-    unread: Tensor
-    committed: int
+    text: Tensor
 
     def clone(self) -> "LMState":
-        return LMState(self.reader.clone(), self.unread, self.committed)
+        return LMState(self.reader.clone(), self.text)
 
 
 class LMDraft:
@@ -34,23 +33,18 @@ class LMDraft:
         reader = Reader(self.model)
         if ids.shape[1] > 1:
             reader.read(ids[:, :-1], keep=1)
-        return LMState(reader, unread=ids[:, -1:], committed=ids.shape[1])
+        return LMState(reader, ids)
 
     def propose(self, state: LMState, num_tokens: int, law: Law, draws: Draws) -> Proposal:
-        tokens: list[Tensor] = []
         laws: list[Tensor] = []
-        unread = state.unread
+        text = state.text
         for _ in range(num_tokens):
-            q = law(state.reader.read(unread, keep=1)[:, -1])
-            unread = draws.choose(q).unsqueeze(-1)
-            tokens.append(unread)
+            q = law(state.reader.read(text[:, state.reader.length :], keep=1), text)
+            text = torch.cat([text, draws.choose(q, text.shape[1])], dim=1)
             laws.append(q)
-        return Proposal(torch.cat(tokens, dim=1), torch.stack(laws, dim=1))
+        return Proposal(text[:, -num_tokens:], torch.cat(laws, dim=1))
 
     def commit(self, state: LMState, ids: Tensor) -> None:
         # Drafted tokens that were accepted have been read already, all but the last one.
-        text = torch.cat([state.unread, ids], dim=1)
-        already_committed = state.committed - state.unread.shape[1]
-        state.committed += ids.shape[1]
-        state.reader.rewind(min(state.reader.length, state.committed - 1))
-        state.unread = text[:, state.reader.length - already_committed :]
+        state.text = torch.cat([state.text, ids], dim=1)
+        state.reader.rewind(min(state.reader.length, state.text.shape[1] - 1))
