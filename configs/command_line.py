@@ -29,6 +29,6 @@ def _run(app: typer.Typer) -> None:
     try:
         app()
     except UserError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr)
+        rank = os.environ.get("RANK", "0")
+        print(f"error: {error}" if rank == "0" else f"process {rank}: {error}", file=sys.stderr)
         sys.exit(2)

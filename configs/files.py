@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 
@@ -21,6 +21,17 @@ def write_text(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
+def without_local_paths(content: Any) -> Any:
+    """`content` with every absolute path in it cut to its last name: what is published names no machine's folders."""
+    if isinstance(content, dict):
+        return {key: without_local_paths(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [without_local_paths(value) for value in content]
+    if isinstance(content, str) and (Path(content).is_absolute() or PureWindowsPath(content).is_absolute()):
+        return PureWindowsPath(content).name
+    return content
+
+
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yield an empty temporary folder beside `path` that takes its place when the block ends without an error.
@@ -32,7 +43,11 @@ def whole_folder(path: Path) -> Iterator[Path]:
     recover(path)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
-    yield temporary
+    try:
+        yield temporary
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     if path.exists():
         path.replace(aside)
     temporary.replace(path)

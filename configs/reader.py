@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from configs.errors import UserError
+from configs.files import write_text
 
 Typed = TypeVar("Typed", bound=BaseModel)
 
@@ -48,7 +49,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def write_config(config: BaseModel, path: Path) -> None:
     """Save the resolved settings as YAML, so that an output folder says how it was made."""
-    path.write_text(to_yaml(config), encoding="utf-8")
+    write_text(path, to_yaml(config))
 
 
 def to_yaml(config: BaseModel) -> str:
@@ -91,13 +92,16 @@ def _set_by_path(tree: dict[str, Any], override: str) -> None:
         node = node.setdefault(section, {})
         if not isinstance(node, dict):
             raise UserError(f"override {override!r}: {section} holds a value, not a section")
-    node[field] = yaml.safe_load(value) if value else None
+    try:
+        node[field] = yaml.safe_load(value) if value else None
+    except yaml.YAMLError:
+        raise UserError(f"override {override!r}: the value is not valid YAML; quote it") from None
 
 
 def _source(error: Any, path: Path | None, overrides: list[str]) -> str:
     """The override or the file that a wrong value stands in."""
     dotted = ".".join(str(part) for part in error["loc"])
-    from_command_line = any(dotted.startswith(override.partition("=")[0]) for override in overrides)
+    from_command_line = any(f"{dotted}.".startswith(override.partition("=")[0] + ".") for override in overrides)
     return str(path) if path and not from_command_line else "the command line"
 
 

@@ -42,6 +42,11 @@ def _json_object(line: str, where: str) -> dict[str, Any]:
         raise UserError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
     if not isinstance(row, dict):
         raise UserError(f"{where}: expected a JSON object, got {type(row).__name__}")
+    if "\\u" in line:
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is no text") from None
     return row
 
 

@@ -28,7 +28,7 @@ def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     if not tokenizer.chat_template:
         text = "\n\n".join(message["content"] for message in messages)
         return list(tokenizer(text).input_ids)
-    return _encode(tokenizer, _render(tokenizer, messages, add_generation_prompt=True))
+    return encode_text(tokenizer, _render(tokenizer, messages, add_generation_prompt=True))
 
 
 def render_chat(tokenizer: Any, messages: Sequence[Message]) -> Rendered:
@@ -60,19 +60,22 @@ def template_fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(str(template).encode()).hexdigest()[:16] if template else "none"
 
 
-def user_turn_frame(tokenizer: Any) -> tuple[str, str]:
-    """What the template writes before and after the text of a first user turn.
+def user_turn_opening(tokenizer: Any) -> str:
+    """What the template writes before the text of a first user turn.
 
-    Found by rendering two different texts and keeping what does not change.
+    Found by rendering two different texts and keeping what comes before the difference. Raises UserError without a
+    template: there is no turn to open.
     """
+    if not tokenizer.chat_template:
+        raise UserError("this target has no chat template to write user turns with; give prompts instead")
     one, other = (_render(tokenizer, [{"role": "user", "content": text}]) for text in ("A", "B"))
     start = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
-    return one[:start], one[start + 1 :]
+    return one[:start]
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Ids of text that already carries its special tokens: none is added, so a begin token never comes twice."""
-    return _encode(tokenizer, text)
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
 def _answer_span(tokenizer: Any, messages: Sequence[Message], turn: int, text: str) -> tuple[int, int]:
@@ -94,9 +97,5 @@ def _render(tokenizer: Any, messages: Sequence[Message], add_generation_prompt: 
         return str(
             tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
         )
-    except TemplateError as error:
-        raise UserError(f"the chat template refuses the messages: {error}") from error
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False).input_ids)
+    except (TemplateError, ValueError, TypeError) as error:
+        raise UserError(f"the chat template refuses the messages: {str(error).splitlines()[0]}") from error

@@ -10,14 +10,14 @@ import torch
 from configs.errors import UserError
 from decode.drafts.contract import Draft
 from decode.draws import Draws, SeededDraws, SharedNoise
-from decode.kv import Reader
+from decode.kv import Clock, Reader
 from decode.laws import Law
 from decode.length import Fixed, LengthPolicy
 from decode.processors import Penalties
-from decode.round import Clock, Pair, Rules, play_round
+from decode.round import Pair, Rules, play_round
 from decode.stops import Stops, StopWatch, cut_text
 from decode.trace import Round, Tally
-from decode.verify import VERIFIERS
+from decode.verify import DEFAULT_VERIFIER, VERIFIERS
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Settings:
     num_draft_tokens: int | LengthPolicy = 3
     stops: Stops = field(default_factory=Stops)
     seed: int = 0
-    verifier: str = "block"
+    verifier: str = DEFAULT_VERIFIER
     penalties: Penalties = field(default_factory=Penalties)
     draft_temperature: float | None = None
     seed_exact: bool = False
@@ -110,11 +110,11 @@ def stream(
 
     began = clock()
     ids = torch.tensor([prompt_ids], device=device)
-    reader = Reader(target)
+    reader = Reader(target, clock)
     first = rules.draws.choose(rules.target_law(reader.read(ids, keep=1), ids), len(prompt_ids))
     pair = Pair(reader, torch.cat([ids, first], dim=1))
-    if draft is not None:
-        pair.draft, pair.draft_state = draft, draft.start(ids)
+    if draft is not None and len(prompt_ids) < draft.context_tokens:
+        pair.draft, pair.draft_state = draft, draft.start(ids, clock)
         draft.commit(pair.draft_state, first)
     answer.token_ids.append(int(first))
     watch.keep(answer.token_ids)
@@ -124,7 +124,7 @@ def stream(
 
     while not answer.stopped_by:
         began = clock()
-        num_draft_tokens = min(policy.next_length(), watch.left - 1) if draft is not None else 0
+        num_draft_tokens = min(policy.next_length(), watch.left - 1, _draft_room(pair))
         done = play_round(pair, num_draft_tokens, rules, watch.keep, clock)
         policy.learn(done)
         answer.rounds.append(done)
@@ -132,6 +132,11 @@ def stream(
         answer.stopped_by = watch.reason
         answer.decode_s += clock() - began
         yield answer
+
+
+def _draft_room(pair: Pair) -> int:
+    """Tokens that the draft can still draft within its own context; 0 without a draft. It reads all but the last."""
+    return max(0, pair.draft.context_tokens + 1 - pair.text.shape[1]) if pair.draft else 0
 
 
 def device_clock(device: torch.device) -> Clock:

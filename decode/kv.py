@@ -2,30 +2,41 @@
 
 import copy
 import inspect
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from torch import Tensor
 from transformers import DynamicCache
 
+Clock = Callable[[], float]
+
 
 class Reader:
     """Reads tokens once, and forgets the last ones by moving back; nothing is ever read twice.
 
-    One text at a time (B = 1); `length` is the number of tokens read.
+    One text at a time (B = 1); `length` is the number of tokens read, `forward_s` the time spent in forwards.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, clock: Clock = perf_counter) -> None:
         self.model = model
         self.length = 0
+        self.forward_s = 0.0
+        self._clock = clock
         self._cache = DynamicCache(config=model.config)
+        for layer in self._cache.layers:
+            if hasattr(layer, "activate_past_recording"):
+                layer.activate_past_recording()  # sliding windows keep what a rejection may bring back
         self._cache_name = cache_argument(model)
 
     def read(self, ids: Tensor, keep: int | None = None) -> Tensor:
         """Append `ids` [B, T] and return logits [B, keep, V] of the last `keep` of them (default: all)."""
+        began = self._clock()
         output = self.model(
             input_ids=ids, use_cache=True, logits_to_keep=ids.shape[1] if keep is None else keep,
             **{self._cache_name: self._cache},
         )  # fmt: skip
+        self.forward_s += self._clock() - began
         self.length += ids.shape[1]
         return output.logits
 

@@ -37,6 +37,9 @@ class Law:
         if not 0 <= self.min_p <= 1:
             raise UserError(f"min_p {self.min_p}: expected 0 (off) to 1")
 
+        if self.is_greedy and (self.top_k or self.top_p < 1 or self.min_p):
+            raise UserError("top_k, top_p and min_p have no effect at temperature 0 (greedy); leave them out")
+
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0

@@ -19,6 +19,7 @@ if not torch.accelerator.is_available():
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # What transformers, huggingface_hub and safetensors raise for a folder or repository that is no whole model.
 UNLOADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
+FINGERPRINT_BLOCK, FINGERPRINT_BLOCKS = 1 << 16, 512
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -96,7 +97,9 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
         _check_gguf(Path(text))
         arguments["quantization_config"] = _dequantized()
     try:
-        model = AutoModelForCausalLM.from_pretrained(reference.location, dtype=named_dtype(dtype), **arguments)
+        model = AutoModelForCausalLM.from_pretrained(
+            reference.location, dtype=named_dtype(dtype), use_safetensors=True, **arguments
+        )
     except UNLOADABLE as error:
         raise UserError(f"{text}: cannot be loaded as a causal language model ({_first_line(error)})") from error
     if reference.gguf:
@@ -161,9 +164,12 @@ def named_device(name: str) -> torch.device:
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError:
         raise UserError(f"device {name!r}: expected auto, cpu, cuda or cuda:N") from None
+    if device.type != "cpu" and not torch.accelerator.is_available():
+        raise UserError(f"device {name!r}: this machine, or this build of torch, has no accelerator; use cpu")
+    return device
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
@@ -175,8 +181,8 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 def weights_revision(reference: Reference, model: Any) -> str:
     """What the weights are: the Hub commit, else a fingerprint of the local files.
 
-    The fingerprint reads names, sizes and the first and last MiB of each file, which costs nothing at 100 GB
-    and changes with any retraining.
+    The fingerprint reads names, sizes and up to 512 blocks of 64 KiB spread evenly over each file: all of a file
+    under 32 MiB, little of a very large one, and some of every tensor that retraining moves.
     """
     commit = getattr(model.config, "_commit_hash", None)
     if not reference.is_local and commit:
@@ -188,9 +194,9 @@ def weights_revision(reference: Reference, model: Any) -> str:
         size = file.stat().st_size
         digest.update(f"{file.name} {size} ".encode())
         with file.open("rb") as stream:
-            digest.update(stream.read(1 << 20))
-            stream.seek(max(0, size - (1 << 20)))
-            digest.update(stream.read())
+            for place in range(0, size, max(FINGERPRINT_BLOCK, size // FINGERPRINT_BLOCKS)):
+                stream.seek(place)
+                digest.update(stream.read(FINGERPRINT_BLOCK))
     return "local-" + digest.hexdigest()[:16]
 
 

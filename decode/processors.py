@@ -7,8 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    LogitsProcessor, MinNewTokensLengthLogitsProcessor, NoBadWordsLogitsProcessor, NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor,
+    LogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
 )  # fmt: skip
 
 from configs.errors import UserError

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from decode.drafts.contract import Draft, Proposal
 from decode.draws import Draws
-from decode.kv import Reader
+from decode.kv import Clock, Reader
 from decode.laws import Law
 from decode.trace import Round
 from decode.verify import Verifier, overlap
-
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,8 @@ def play_round(
     proposal = _propose(pair, num_draft_tokens, rules)
     proposed = clock()
     drafted_text = torch.cat([pair.text, proposal.tokens], dim=1)
+    verify_began_s = pair.target.forward_s
     logits = pair.target.read(drafted_text[:, pair.target.length :])
-    verified = clock()
     p = rules.target_law(logits, drafted_text)
     q = proposal.q.to(p.dtype)
     accepted, own_token = rules.verify(p, q, proposal.tokens, rules.draws, pair.text.shape[1])
@@ -74,14 +72,15 @@ def play_round(
         q=q_drafted,
         overlap=overlaps,
         draft_s=proposed - began,
-        verify_s=verified - proposed,
+        draft_forward_s=proposal.forward_s,
+        verify_s=pair.target.forward_s - verify_began_s,
         round_s=clock() - began,
     )
 
 
 def _propose(pair: Pair, num_draft_tokens: int, rules: Rules) -> Proposal:
     if pair.draft is None or num_draft_tokens == 0:
-        return Proposal(pair.text[:, :0], q=torch.empty(1, 0, 0, device=pair.text.device))
+        return Proposal(pair.text[:, :0], q=torch.empty(1, 0, 0, device=pair.text.device), forward_s=0.0)
     return pair.draft.propose(pair.draft_state, num_draft_tokens, rules.draft_law, rules.draws)
 
 

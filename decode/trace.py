@@ -10,6 +10,7 @@ class Round:
 
     `tokens` are what it emitted: `accepted` drafted ones, then the target's own (none after a cut inside the
     block). `p` and `q` are the probabilities of each drafted token, `overlap` is Σ_v min(p, q) at its place.
+    `draft_s` is all of the drafting, `draft_forward_s` the draft's forwards in it; `verify_s` is the target's forward.
     """
 
     drafted: tuple[int, ...]
@@ -19,6 +20,7 @@ class Round:
     q: tuple[float, ...]
     overlap: tuple[float, ...]
     draft_s: float
+    draft_forward_s: float
     verify_s: float
     round_s: float
 
@@ -62,7 +64,7 @@ def positions(rounds: Sequence[Round]) -> tuple[list[float | None], list[float |
     """Acceptance by position 1, 2, ... of the block: conditional a_j and joint A_j.
 
     a_j = accepted at j ÷ rounds that reached j (all before accepted, j proposed, not cut by a stop).
-    A_j = rounds accepted through j ÷ rounds with at least j proposed and not cut before j.
+    A_j = rounds accepted through j ÷ rounds with at least j proposed.
     """
     longest = max((len(r.drafted) for r in rounds), default=0)
     conditional: list[float | None] = []
@@ -70,9 +72,7 @@ def positions(rounds: Sequence[Round]) -> tuple[list[float | None], list[float |
     for j in range(1, longest + 1):
         reached = sum(r.reached >= j for r in rounds)
         accepted = sum(r.accepted >= j for r in rounds)
-        # A round cut by a stop before j can say nothing about j; a rejection before j can: it failed.
-        cut_before = sum(len(r.drafted) >= j > r.reached and len(r.tokens) == r.accepted for r in rounds)
-        offered = sum(len(r.drafted) >= j for r in rounds) - cut_before
+        offered = sum(len(r.drafted) >= j for r in rounds)
         conditional.append(accepted / reached if reached else None)
         joint.append(accepted / offered if offered else None)
     return conditional, joint

@@ -17,7 +17,9 @@ def decode(
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Use the prompt as it is, without the chat template.")] = False,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128,
-    num_draft_tokens: Annotated[int, typer.Option(help="γ: tokens drafted per round, 1 or more.")] = 3,
+    num_draft_tokens: Annotated[
+        int | None, typer.Option(help="γ: tokens drafted per round, 1 or more.", show_default="3")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass; 1 is off.")] = 1.0,
@@ -27,12 +29,16 @@ def decode(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a stream.")] = False,
 ) -> None:
     """Decode one prompt losslessly, with or without a draft, and say what the draft was worth."""
+    from configs.errors import UserError
     from decode.drafts.lm import LMDraft
     from decode.generate import Settings, stream
     from decode.laws import Law
     from decode.models import check_pair, load_model
     from decode.stops import Stops
 
+    if draft is None and num_draft_tokens is not None:
+        raise UserError("--num-draft-tokens has no effect without --draft; name a draft or leave it out")
+    num_draft_tokens = 3 if num_draft_tokens is None else num_draft_tokens
     law = Law(temperature, top_k, top_p)
     settings = Settings(law, max_new_tokens, num_draft_tokens, seed=seed)  # refuses bad values before any loading
     loaded = load_model(target, dtype, device)
@@ -67,7 +73,7 @@ class _Printer:
     def __init__(self, tokenizer: Any, eos_ids: tuple[int, ...]) -> None:
         from rich.console import Console
 
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Console(highlight=False, soft_wrap=True, emoji=False)
         self.colour = self.console.is_terminal and not self.console.no_color
         self.tokenizer, self.eos_ids = tokenizer, eos_ids
         self.shown = 0
@@ -109,6 +115,7 @@ def _summary(answer: "Generation", tokenizer: Any) -> dict[str, Any]:
         "token_ids": answer.token_ids,
         "text": tokenizer.decode(answer.token_ids, skip_special_tokens=True),
         "stopped_by": answer.stopped_by,
+        "rounds": [vars(done) for done in answer.rounds],
         "statistics": {
             "new_tokens": len(answer.token_ids),
             "rounds": tally.rounds,

@@ -59,6 +59,7 @@ def verify_by_match(p: Tensor, q: Tensor, drafted: Tensor, draws: Draws, positio
     return accepted, chosen.gather(1, accepted.unsqueeze(-1)).squeeze(-1)
 
 
+DEFAULT_VERIFIER = "block"
 VERIFIERS: dict[str, Verifier] = {"token": verify_by_token, "block": verify_by_block, "match": verify_by_match}
 
 

@@ -1,13 +1,12 @@
 """Answers that the target samples itself: batched, resumable by row, with their provenance beside them."""
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import Field
 from rich.progress import Progress
 
@@ -16,7 +15,8 @@ from configs.files import write_json
 from configs.provenance import provenance
 from configs.reader import differing_keys
 from configs.settings import Settings
-from decode.chat import encode_text, render_prompt, user_turn_frame
+from decode.chat import encode_text, render_prompt, user_turn_opening
+from decode.hf import hf_generate
 from decode.laws import Law
 from decode.models import Loaded
 from distill.claims import provenance_path, target_identity
@@ -53,15 +53,20 @@ def write_answers(target: Loaded, settings: DataSettings, seed: int) -> int:
     same text as an uninterrupted one: batches and their seeds depend on the prompts alone.
     Raises UserError for bad prompts, a prompt that leaves no room in the context, or a file of another run.
     """
-    prompts = read_prompts(find_prompts(settings.prompts)) if settings.prompts else []
+    path = find_prompts(settings.prompts) if settings.prompts else None
+    prompts = read_prompts(path) if path else []
     prompt_ids = [_checked_ids(target, prompt, settings.max_new_tokens) for prompt in prompts]
-    claim_file(settings.answers, target, settings.sampling() | {"seed": seed})
-    if not prompts:
+    if not path:
+        user_turn_opening(target.tokenizer)  # refused before anything is written
+    content = hashlib.sha256(path.read_bytes()).hexdigest() if path else None
+    claim_file(settings.answers, target, settings.sampling() | {"seed": seed, "prompts_sha256": content})
+    if not path:
         prompts = _self_prompts(target, settings, seed)
         prompt_ids = [_checked_ids(target, prompt, settings.max_new_tokens) for prompt in prompts]
 
     def answer(batch: Sequence[int]) -> list[dict[str, Any]]:
-        sampled = sample(target, [prompt_ids[i] for i in batch], settings.law, settings.max_new_tokens, seed + batch[0])
+        ids = [prompt_ids[i] for i in batch]
+        sampled = sample(target, ids, settings.law, settings.max_new_tokens, seed + batch[0])
         return [_answer_row(target, prompts[i], ids) for i, ids in zip(batch, sampled, strict=True)]
 
     fill_file(settings.answers, [prompt.id for prompt in prompts], settings.batch_rows, answer, "answers")
@@ -118,42 +123,17 @@ def finished_ids(path: Path) -> set[str]:
     return {json.loads(line)["id"] for line in whole.splitlines()}
 
 
-@torch.no_grad()
 def sample(
     target: Loaded, prompts: Sequence[Sequence[int]], law: Law, max_new_tokens: int, seed: int
 ) -> list[list[int]]:
-    """Continue each prompt under `law`; an answer keeps its end token, and ends there or at `max_new_tokens`."""
-    model, device = target.model, target.model.device
-    longest = max(len(prompt) for prompt in prompts)
-    pad = target.eos_ids[0] if target.eos_ids else 0
-    ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts], device=device)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
-    how = (
-        {"do_sample": False}
-        if law.is_greedy
-        else {"do_sample": True, "temperature": law.temperature, "top_k": law.top_k, "top_p": law.top_p}
-    )
-    with _own_randomness(seed, device):
-        output = model.generate(
-            ids, attention_mask=mask, max_new_tokens=max_new_tokens, pad_token_id=pad,
-            eos_token_id=list(target.eos_ids) or None, **how,
-        )  # fmt: skip
-    return [_until_end(row, target.eos_ids) for row in output[:, longest:].tolist()]
-
-
-@contextmanager
-def _own_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """transformers draws from torch's global state: seed it, and put it back afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
+    """Answers of `target` to each prompt, as one batch."""
+    return hf_generate(target.model, prompts, law, max_new_tokens, target.eos_ids, seed)
 
 
 def _self_prompts(target: Loaded, settings: DataSettings, seed: int) -> list[Prompt]:
     """User turns that the target writes from its own chat template: sampled up to the end of the line or turn."""
     path = settings.answers.with_suffix(".prompts.jsonl")
-    before, _ = user_turn_frame(target.tokenizer)
-    prefix = encode_text(target.tokenizer, before)
+    prefix = encode_text(target.tokenizer, user_turn_opening(target.tokenizer))
     ids = [f"self-{i:06d}" for i in range(settings.self_prompts)]
 
     def write(batch: Sequence[int]) -> list[dict[str, Any]]:
@@ -187,7 +167,3 @@ def _answer_row(target: Loaded, prompt: Prompt, answer_ids: list[int]) -> dict[s
         "answer_ids": answer_ids,
         "finished": bool(answer_ids) and answer_ids[-1] in target.eos_ids,
     }
-
-
-def _until_end(ids: list[int], eos_ids: tuple[int, ...]) -> list[int]:
-    return next((ids[: i + 1] for i, token in enumerate(ids) if token in eos_ids), ids)

@@ -1,6 +1,7 @@
 """Which rows make up a step, for each process: a function of seed and step alone."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -49,8 +50,10 @@ class Schedule:
 
     def _row_at(self, position: int) -> int:
         epoch, place = divmod(position, self.num_rows)
-        return self._order(epoch)[place]
+        return _epoch_order(self.num_rows, self.seed, epoch)[place]
 
-    def _order(self, epoch: int) -> list[int]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        return torch.randperm(self.num_rows, generator=generator).tolist()
+
+@lru_cache(maxsize=4)
+def _epoch_order(num_rows: int, seed: int, epoch: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    return torch.randperm(num_rows, generator=generator).tolist()

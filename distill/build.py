@@ -10,7 +10,7 @@ import transformers
 from pydantic import Field
 
 from configs.errors import UserError
-from configs.files import whole_folder, write_json
+from configs.files import whole_folder, without_local_paths, write_json
 from configs.settings import Settings
 from decode.chat import template_fingerprint
 from decode.models import Loaded, tokenizer_fingerprint
@@ -28,6 +28,10 @@ def build_lm_draft(target: Any, layers: tuple[int, ...]) -> Any:
 
     Raises UserError for a layer that the target does not have or that is named twice.
     """
+    if not any(".layers.0." in name for name in target.state_dict()):
+        raise UserError(
+            f"a draft cannot be cut out of a {target.config.model_type} model: it names its layers otherwise"
+        )
     depth = target.config.num_hidden_layers
     chosen = [layer % depth if -depth <= layer < depth else None for layer in layers]
     if None in chosen or len(set(chosen)) < len(chosen):
@@ -57,6 +61,7 @@ def identity(target: Loaded, kind: str) -> dict[str, Any]:
         "kind": kind,
         "target": _public_name(target),
         "target_revision": target.revision,
+        "target_weights": _said_by_folder(target, "weights"),
         "tokenizer_fingerprint": tokenizer_fingerprint(target.tokenizer),
         "chat_template_hash": template_fingerprint(target.tokenizer),
         "recommended_num_draft_tokens": None,
@@ -72,13 +77,13 @@ def save_draft(draft: Any, target: Loaded, kind: str, training: dict[str, Any], 
         stored.config.draftsmith = identity(target, kind)
         stored.save_pretrained(unfinished)
         target.tokenizer.save_pretrained(unfinished)
-        write_json(unfinished / "training.json", training)
+        write_json(unfinished / "training.json", without_local_paths(training))
 
 
 def _public_name(target: Loaded) -> str:
     """A Hub id as it is; for a local folder the model it says it is, else its bare name: never a path."""
     path = Path(target.name)
-    return (_said_by_folder(target, "model") or path.name) if path.exists() else target.name
+    return (_said_by_folder(target, "model") or path.name) if path.exists() else target.name.partition("@")[0]
 
 
 def _said_by_folder(target: Loaded, key: str) -> str | None:

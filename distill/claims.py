@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from configs.errors import UserError
 from configs.reader import differing_keys, read_yaml
 from decode.chat import template_fingerprint
+from decode.laws import Law
 from decode.models import Loaded, tokenizer_fingerprint
 
 
@@ -19,6 +20,7 @@ def check_output(output: Path, settings: BaseModel) -> None:
         raise UserError(f"{output}: is a file; name a folder as output")
     if saved.is_file():
         different = differing_keys(read_yaml(saved), settings.model_dump(mode="json"))
+        different = [key for key in different if key != "output"]  # the folder may be spelt or moved otherwise
         if different:
             raise UserError(
                 f"{output}: holds another run (different: {', '.join(different)}); "
@@ -26,6 +28,17 @@ def check_output(output: Path, settings: BaseModel) -> None:
             )
     elif (output / "draft").exists():
         raise UserError(f"{output}: holds a draft of unknown settings (no config.yaml); name another output")
+
+
+def check_inputs(output: Path, inputs: dict[str, str]) -> None:
+    """A run goes on, or is finished, with the inputs it began with. Raises UserError naming those that changed."""
+    saved = output / "inputs.json"
+    if saved.is_file():
+        different = differing_keys(json.loads(saved.read_text(encoding="utf-8")), inputs)
+        if different:
+            raise UserError(
+                f"{output}: this run began with other inputs (changed: {', '.join(different)}); name another output"
+            )
 
 
 def target_identity(target: Loaded) -> dict[str, str]:
@@ -43,14 +56,22 @@ def provenance_path(answers: Path) -> Path:
     return answers.with_suffix(".provenance.json")
 
 
-def check_answers(answers: Path, target: Loaded) -> None:
-    """Raises UserError when there are no answers, or when they say that another target wrote them."""
+def check_answers(answers: Path, target: Loaded, law: Law) -> None:
+    """Raises UserError when there are no answers, or when another target or another law made them."""
     if not answers.is_file():
         raise UserError(f"{answers}: no such file; `draftsmith data` makes it (same --config)")
     beside = provenance_path(answers)
     if beside.is_file():
-        theirs: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))["target"]
+        said: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
+        theirs = said["target"]
         # The same weights under another path are the same target.
         different = differing_keys(target_identity(target) | {"name": None}, theirs | {"name": None})
         if different:
             raise UserError(f"{answers}: written by another target (different: {', '.join(different)})")
+        for name in ("temperature", "top_k", "top_p"):
+            made, asked = said["settings"].get(name), getattr(law, name)
+            if made != asked:
+                raise UserError(
+                    f"{answers}: sampled with {name} {made}, but data.{name} is {asked}; acceptance would be measured "
+                    f"under a law that the answers do not follow. Set data.{name}={made}"
+                )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import Field
 
 from configs.files import recover, write_json
@@ -17,17 +18,17 @@ from decode.models import Loaded, load_model
 from distill.answers import DataSettings
 from distill.batches import Schedule
 from distill.build import DraftSettings, build_lm_draft, save_draft
-from distill.claims import check_answers, check_output
+from distill.claims import check_answers, check_inputs, check_output
 from distill.measuring import acceptance_hook
 from distill.objectives import forward_kl
 from distill.rows import Row, read_rows, split_held_out
 from distill.step import DistillStep
 from distill.supply import Supply, micro_batches_per_step
-from distill.teacher import Teacher
+from distill.teacher import Teacher, check_plain_head
 from train.checkpoint import Progress, remove_checkpoints
 from train.loop import TrainSettings, train
 from train.parallel import launch_name, start_accelerator
-from train.tracking import start_wandb
+from train.tracking import check_tracker, start_wandb
 
 OBJECTIVES = {"forward_kl": forward_kl}
 
@@ -37,7 +38,7 @@ class JobSettings(Settings):
 
     target: str = Field(description="Target: a folder, a Hub id[@revision] or a GGUF file.")
     output: Path = Field(Path("runs/distill"), description="Folder of the run; the draft ends in OUTPUT/draft.")
-    seed: int = Field(0, description="Of the row order, the held-out split and the sampled answers.")
+    seed: int = Field(0, ge=0, description="Of the row order, the held-out split and the sampled answers.")
     objective: Literal["forward_kl"] = Field("forward_kl", description="KL(p ‖ q) against the target's logits.")
     chunk_tokens: int = Field(128, ge=1, description="Supervised positions whose logits exist at a time.")
     teacher_dtype: str = Field("float32", description="Dtype the target teaches in; fastest on CPU is float32.")
@@ -54,23 +55,27 @@ def run(settings: JobSettings) -> Path:
     data and for an output folder that holds another run.
     """
     check_output(settings.output, settings)
-    draft_folder, done = settings.output / "draft", settings.output / "done.json"
-    if done.is_file():
-        print(f"{draft_folder}: this run is finished already", file=sys.stderr)
-        return draft_folder
-
+    check_tracker(settings.train.tracker)
     micro_batches = micro_batches_per_step(settings.train)
+    draft_folder, done = settings.output / "draft", settings.output / "done.json"
     target = load_model(settings.target, settings.teacher_dtype, device="cpu")
     rows, held_out = _data(settings, target)
+    inputs = {"answers_sha256": _sha256(settings.data.answers), "target_revision": target.revision}
+    check_inputs(settings.output, inputs)
+    if done.is_file():
+        remove_checkpoints(settings.output / "checkpoints")
+        print(f"{draft_folder}: this run is finished already", file=sys.stderr)
+        return draft_folder
     draft = build_lm_draft(target.model, settings.draft.layers)
-    accelerator = _start(settings, micro_batches)
+    check_plain_head(target.model, torch.tensor([rows[0].ids]), target.name)
+    accelerator = _start(settings, micro_batches, inputs)
 
     teacher = Teacher(target.model.to(accelerator.device))
     step = DistillStep(draft.to(accelerator.device), OBJECTIVES[settings.objective], settings.chunk_tokens)
     schedule = Schedule(len(rows), settings.train.batch_rows, settings.seed)
     supply = Supply(rows, schedule, teacher, settings.train.micro_rows, accelerator)
     gamma = settings.measure_num_draft_tokens
-    measure = acceptance_hook(draft, teacher, held_out, settings.data.law, gamma, accelerator)
+    measure = acceptance_hook(draft, teacher, held_out, settings.data.law, gamma, target.eos_ids, accelerator)
     record = {"rows": len(rows), "held_out_rows": len(held_out), "launch": launch_name(accelerator)}
 
     def keep_best(progress: Progress, values: Mapping[str, float]) -> None:
@@ -89,16 +94,18 @@ def run(settings: JobSettings) -> Path:
 
 
 def _data(settings: JobSettings, target: Loaded) -> tuple[list[Row], list[Row]]:
-    check_answers(settings.data.answers, target)
-    rows = read_rows(settings.data.answers, target.tokenizer, settings.data.max_tokens)
+    check_answers(settings.data.answers, target, settings.data.law)
+    max_tokens = min(settings.data.max_tokens, target.context_tokens)
+    rows = read_rows(settings.data.answers, target.tokenizer, max_tokens)
     return split_held_out(rows, settings.data.held_out_rows, settings.seed)
 
 
-def _start(settings: JobSettings, micro_batches: int) -> Any:
+def _start(settings: JobSettings, micro_batches: int, inputs: dict[str, str]) -> Any:
     tracker = None if settings.train.tracker == "none" else settings.train.tracker
     accelerator = start_accelerator(micro_batches, settings.train.optim.clip_norm, settings.seed, tracker)
     if accelerator.is_main_process:
         settings.output.mkdir(parents=True, exist_ok=True)
+        write_json(settings.output / "inputs.json", inputs)
         write_config(settings, settings.output / "config.yaml")
         recover(settings.output / "draft")
     if tracker:
@@ -114,7 +121,7 @@ def _training_record(
     return {
         "config": settings.model_dump(mode="json"),
         "target": {"name": target.name, "revision": target.revision},
-        "data_sha256": hashlib.sha256(settings.data.answers.read_bytes()).hexdigest(),
+        "data_sha256": _sha256(settings.data.answers),
         "step": progress.step,
         "supervised_tokens_seen": progress.tokens,
         "measured": {
@@ -127,3 +134,7 @@ def _training_record(
         },
         "made_with": provenance(),
     }
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

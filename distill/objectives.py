@@ -17,7 +17,8 @@ def forward_kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     log_p = _at_least_float32(p_logits).log_softmax(-1)
     log_q = _at_least_float32(q_logits).log_softmax(-1)
     p = log_p.exp()
-    return (p * (log_p - log_q)).nan_to_num(nan=0.0).sum(-1)
+    # Only where p is 0, so that a draft whose logits are not finite shows as a loss that is not.
+    return (p * (log_p - log_q)).masked_fill(p == 0, 0.0).sum(-1)
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:

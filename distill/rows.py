@@ -50,10 +50,11 @@ def _row(record: dict[str, Any], where: str, tokenizer: Any, max_tokens: int) ->
     messages = check_messages(record.get("messages"), where)
     if not any(turn["role"] == "assistant" for turn in messages):
         raise UserError(f"{where}: no assistant turn; `draftsmith data` lets the target write the answers")
+    answer_ids = record.get("answer_ids")
     try:
-        if "answer_ids" in record:
+        if answer_ids is not None:
+            _check_answer_ids(answer_ids, messages, len(tokenizer))
             prompt_ids = render_prompt(tokenizer, messages[:-1])
-            answer_ids = list(record["answer_ids"])
             row = Row(prompt_ids + answer_ids, [False] * len(prompt_ids) + [True] * len(answer_ids))
         else:
             rendered = render_chat(tokenizer, messages)
@@ -66,3 +67,10 @@ def _row(record: dict[str, Any], where: str, tokenizer: Any, max_tokens: int) ->
             f"{where}: no answer token is left within {max_tokens} of {len(row.ids)} tokens; raise data.max_tokens"
         )
     return cut
+
+
+def _check_answer_ids(answer_ids: Any, messages: list[dict[str, str]], vocabulary: int) -> None:
+    if messages[-1]["role"] != "assistant":
+        raise UserError("answer_ids belong to a last assistant turn, but the last turn is the user's")
+    if not isinstance(answer_ids, list) or not all(isinstance(i, int) and 0 <= i < vocabulary for i in answer_ids):
+        raise UserError(f"answer_ids: expected a list of token ids from 0 to {vocabulary - 1}")

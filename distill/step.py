@@ -51,16 +51,18 @@ class _ChunkedObjective(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         total = hidden.new_zeros((), dtype=torch.float32)
         hidden_grad, head_grad = torch.empty_like(hidden), torch.zeros_like(head)
-        for start in range(0, hidden.shape[0], chunk_tokens):
-            chunk = slice(start, start + chunk_tokens)
-            p_logits = teacher_hidden[chunk] @ teacher_head.T
-            q_logits = (hidden[chunk] @ head.T).requires_grad_()
-            with torch.enable_grad():
-                loss = objective(p_logits, q_logits).sum()
-            (q_grad,) = torch.autograd.grad(loss, q_logits)
-            hidden_grad[chunk] = q_grad @ head
-            head_grad.addmm_(q_grad.T, hidden[chunk])
-            total += loss.detach()
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, hidden.shape[0], chunk_tokens):
+                chunk = slice(start, start + chunk_tokens)
+                inputs = hidden[chunk].to(head.dtype)  # under autocast the body gives half precision
+                p_logits = teacher_hidden[chunk].to(teacher_head.dtype) @ teacher_head.T
+                q_logits = (inputs @ head.T).requires_grad_()
+                with torch.enable_grad():
+                    loss = objective(p_logits, q_logits).sum()
+                (q_grad,) = torch.autograd.grad(loss, q_logits)
+                hidden_grad[chunk] = (q_grad @ head).to(hidden.dtype)
+                head_grad.addmm_(q_grad.T, inputs)
+                total += loss.detach()
         ctx.save_for_backward(hidden_grad, head_grad)
         return total
 

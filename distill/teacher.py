@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from configs.errors import UserError
+
 
 class Teacher:
     """A causal LM in evaluation mode: no gradient, no optimiser, no place in a checkpoint.
@@ -24,6 +26,21 @@ class Teacher:
     def head_weight(self) -> Tensor:
         """The output head [V, D]: logits = hidden @ head_weight.T."""
         return self._model.get_output_embeddings().weight
+
+
+@torch.no_grad()
+def check_plain_head(model: Any, ids: Tensor, name: str) -> None:
+    """Training takes logits as hidden @ head.T. Raises UserError for a model that does more to them.
+
+    ids [1, T] are any tokens. Soft-capping, scaling and a head bias are what other families add.
+    """
+    expected = model(input_ids=ids, use_cache=False).logits.float()
+    found = (last_hidden(model, ids) @ model.get_output_embeddings().weight.T).float()
+    if not torch.allclose(found, expected, rtol=1e-2, atol=1e-2 * float(expected.std())):
+        raise UserError(
+            f"{name}: a {model.config.model_type} model changes its logits after the head (soft cap, scale or bias), "
+            "which distillation does not support; its logits would be wrong"
+        )
 
 
 def last_hidden(model: Any, ids: Tensor) -> Tensor:

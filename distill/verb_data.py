@@ -1,5 +1,6 @@
 """The verb `data`: the target answers prompts."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -20,15 +21,21 @@ def data(
     out: Annotated[str | None, typer.Option(help="Short for data.answers=..., the JSONL file to write.")] = None,
     dtype: Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto (the accelerator where there is one), cpu, cuda, cuda:N.")] = "auto",
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print every resolved setting as YAML, and stop.")
+    ] = False,
 ) -> None:
     """Let the target answer prompts, for a draft to learn from: batched, and resumable row by row."""
-    from configs.reader import read_config
+    from configs.reader import read_config, to_yaml
     from decode.models import load_model
     from distill.answers import write_answers
     from distill.job import JobSettings
 
     short = {"target": target, "data.prompts": prompts, "data.answers": out}
-    named = [f"{key}={value}" for key, value in short.items() if value is not None]
+    named = [f"{key}={json.dumps(value)}" for key, value in short.items() if value is not None]
     settings = read_config(JobSettings, config, [*(overrides or []), *named])
+    if print_config:
+        print(to_yaml(settings), end="")
+        return
     count = write_answers(load_model(settings.target, dtype, device), settings.data, settings.seed)
     print(f"{settings.data.answers}: {count} answers")

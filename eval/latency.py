@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from configs.errors import UserError
 from decode.drafts.contract import Draft
 from decode.generate import Settings, device_clock, generate
 from decode.kv import Reader
@@ -18,7 +19,7 @@ REPEATS = 9
 
 @dataclass(frozen=True)
 class Latency:
-    """Costs in units of one plain step: c a draft step, v a verification, o the rest of a round."""
+    """Costs in units of one plain step: c a draft step with its sampling, v a verification, o the rest of a round."""
 
     plain_step_s: float
     c: float
@@ -45,6 +46,10 @@ def profile(target: Any, draft: Draft[Any], prompt_ids: list[int], settings: Set
         draft_s += [r.draft_s / len(r.drafted) for r in rounds]
         verify_s += [r.verify_s for r in rounds]
         rest_s += [r.round_s - r.draft_s - r.verify_s for r in rounds]
+    if not (plain_s and rest_s):
+        raise UserError(
+            f"the shortest prompt has {len(prompt_ids)} tokens and leaves no room in the context to measure a round"
+        )
     step = median(plain_s)
     widths = verify_widths(target, prompt_ids, range(1, longest + 2))
     return Latency(

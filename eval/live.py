@@ -10,8 +10,9 @@ from transformers import LogitsProcessor
 
 from decode.drafts.contract import Draft
 from decode.generate import Generation, Settings, device_clock, generate
+from decode.hf import hf_generate
+from decode.kv import Clock
 from decode.models import Loaded
-from decode.round import Clock
 from eval.stats import Timed
 from eval.suites import Prompt
 
@@ -59,7 +60,7 @@ def run_prompt(
     arms: list[Callable[[], Arm]] = [
         lambda: _arm(generate(target.model, None, prompt_ids, settings)),
         speculative,
-        lambda: hf_generate(target.model, prompt_ids, settings),
+        lambda: hf_arm(target.model, prompt_ids, settings),
     ]
     results: list[list[Arm]] = [[] for _ in arms]
     for repeat in range(repeats):
@@ -70,29 +71,16 @@ def run_prompt(
     return PromptRun(prompt, prompt_ids, plain, drafted, hf, traces[0])
 
 
-@torch.no_grad()
-def hf_generate(target: Any, prompt_ids: list[int], settings: Settings) -> Arm:
+def hf_arm(target: Any, prompt_ids: list[int], settings: Settings) -> Arm:
     """transformers' own generate under the same law, with the end of its prefill noted."""
-    device = next(target.parameters()).device
-    clock = device_clock(device)
-    ids = torch.tensor([prompt_ids], device=device)
+    clock = device_clock(target.device)
     watch = _PrefillWatch(clock)
-    law = settings.law
-    how = (
-        {"do_sample": False}
-        if law.is_greedy
-        else {"do_sample": True, "temperature": law.temperature, "top_k": law.top_k, "top_p": law.top_p}
-    )
     began = clock()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(settings.seed)
-        output = target.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=settings.max_new_tokens,
-            eos_token_id=list(settings.stops.eos_ids) or None, pad_token_id=settings.stops.eos_ids[0] if settings.stops.eos_ids else 0,
-            logits_processor=[watch], **how,
-        )  # fmt: skip
-    ended = clock()
-    return Arm(output[0, len(prompt_ids) :].tolist(), watch.first_call - began, ended - watch.first_call)
+    (answer,) = hf_generate(
+        target, [prompt_ids], settings.law, settings.max_new_tokens, settings.stops.eos_ids, settings.seed,
+        logits_processor=[watch],
+    )  # fmt: skip
+    return Arm(answer, watch.first_call - began, clock() - watch.first_call)
 
 
 class _PrefillWatch(LogitsProcessor):  # type: ignore[misc]

@@ -8,15 +8,16 @@ from eval.report import Report
 
 def to_markdown(report: Report) -> str:
     """The whole report as Markdown; plots lie beside it in plots/."""
+    lossless = report.verdict.lossless
     sections = [
         f"# Draft report: {report.settings['draft']} for {report.settings['target']}",
         f"**{report.verdict.line}**",
-        _speed(report),
+        _speed(report) if lossless else "",
         _training(report),
         _categories(report),
         _positions(report),
         _costs(report),
-        _predicted(report),
+        _predicted(report) if lossless else "",
         _certificate(report),
         _settings(report),
     ]

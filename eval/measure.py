@@ -2,16 +2,17 @@
 
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationError
 from rich.progress import track
 
 from configs.errors import UserError
-from configs.files import write_json, write_text
+from configs.files import without_local_paths, write_json, write_text
 from configs.provenance import provenance
 from configs.reader import differing_keys
 from configs.settings import Settings as Frozen
@@ -21,6 +22,7 @@ from decode.generate import Settings
 from decode.laws import Law
 from decode.models import Loaded, check_pair, load_model
 from decode.stops import Stops
+from decode.verify import DEFAULT_VERIFIER
 from eval.certificate import certify
 from eval.latency import fastest_threads, profile
 from eval.live import PromptRun, run_prompt
@@ -44,10 +46,11 @@ class EvalSettings(Frozen):
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     dtype: str = "auto"
     device: str = "auto"
     threads: int = Field(0, ge=0)
+    verifier: str = DEFAULT_VERIFIER
     repeats: int = Field(1, ge=1)
     longest_draft: int = Field(8, ge=1)
     fp32_prompts: int = Field(8, ge=1)
@@ -55,7 +58,7 @@ class EvalSettings(Frozen):
 
     def decoding(self, eos_ids: tuple[int, ...] = ()) -> Settings:
         law = Law(self.temperature, self.top_k, self.top_p)
-        return Settings(law, self.max_new_tokens, self.num_draft_tokens, Stops(eos_ids), self.seed)
+        return Settings(law, self.max_new_tokens, self.num_draft_tokens, Stops(eos_ids), self.seed, self.verifier)
 
 
 def measure(settings: EvalSettings, out: Path) -> Report:
@@ -64,6 +67,8 @@ def measure(settings: EvalSettings, out: Path) -> Report:
     Raises UserError for a bad suite or pair, and for an OUT that holds another measurement.
     """
     decoding = settings.decoding()  # refuses bad values before anything is loaded
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; name a folder as --out")
     path = find_prompts(settings.suite)
     prompts = stratified(read_prompts(path), settings.max_prompts)
     target = load_model(settings.target, settings.dtype, settings.device)
@@ -75,14 +80,16 @@ def measure(settings: EvalSettings, out: Path) -> Report:
         "draft_revision": drafted.revision,
         "run_dtype": str(target.model.dtype).removeprefix("torch."),
     }
-    finished = _read_back(out / "report.json", described)
+    finished = _read_back(out / "report.json", described, settings.threads)
     if finished:
+        print(f"{out}: measured already, read back", file=sys.stderr)
+        _hand_to_draft(finished, Path(settings.draft))
         return finished
     prompt_ids = [_checked_ids(target, prompt) for prompt in prompts]
     decoding = settings.decoding(target.eos_ids)
     draft = LMDraft(drafted.model)
 
-    warm_up = prompt_ids[-1]
+    warm_up = min(prompt_ids, key=len)
     threads = settings.threads or fastest_threads(target.model, warm_up, decoding)
     if target.model.device.type == "cpu":
         torch.set_num_threads(threads)
@@ -93,13 +100,16 @@ def measure(settings: EvalSettings, out: Path) -> Report:
         run_prompt(target, draft, prompt, ids, decoding, settings.repeats, first=number)
         for number, (prompt, ids) in enumerate(pairs)
     ]
+    if not any(run.trace.rounds for run in runs):
+        raise UserError("every answer ended with its first token, so there is nothing to measure; use other prompts")
     texts = [_replay(target, drafted, run, decoding.law) for run in track(runs, "replaying")]
     certificate = certify(target.model, drafted.model, runs, decoding, settings.fp32_prompts, settings.fp32_tokens)
     report = assemble(
-        runs, texts, latency, predict(texts, latency), certificate, described | {"threads": threads},
-        _training(settings.draft), provenance() | {"device": str(target.model.device)}, target.tokenizer,
+        runs, texts, latency, predict(texts, latency, settings.verifier), certificate, described | {"threads": threads},
+        _training(settings.draft), provenance() | {"device": str(target.model.device)},
     )  # fmt: skip
-    _write(report, out, Path(settings.draft))
+    _write(report, runs, out)
+    _hand_to_draft(report, Path(settings.draft))
     return report
 
 
@@ -109,7 +119,7 @@ def _replay(target: Loaded, draft: Loaded, run: PromptRun, law: Law) -> Replay:
     emitted = run.plain.token_ids
     ids = torch.tensor([run.prompt_ids + emitted[:-1]], device=target.model.device)
     p, q = (law(m.model(input_ids=ids, logits_to_keep=len(emitted)).logits[0]) for m in (target, draft))
-    return replay_text(p, q, torch.tensor(emitted, device=p.device))
+    return replay_text(p, q, torch.tensor(emitted, device=p.device), ended=emitted[-1] in target.eos_ids)
 
 
 def _checked_ids(target: Loaded, prompt: Prompt) -> list[int]:
@@ -121,11 +131,15 @@ def _checked_ids(target: Loaded, prompt: Prompt) -> list[int]:
     return ids
 
 
-def _read_back(path: Path, described: dict[str, Any]) -> Report | None:
+def _read_back(path: Path, described: dict[str, Any], threads: int) -> Report | None:
     if not path.is_file():
         return None
-    report = Report.model_validate_json(path.read_text(encoding="utf-8"))
-    different = differing_keys({k: v for k, v in report.settings.items() if k != "threads"}, described)
+    try:
+        report = Report.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValidationError:
+        raise UserError(f"{path}: not a report of this version; name another --out or remove it") from None
+    measured_with = report.settings | ({} if threads else {"threads": None})
+    different = differing_keys(measured_with, described | {"threads": threads or None})
     if different:
         raise UserError(
             f"{path.parent}: holds another measurement (different: {', '.join(different)}); name another --out"
@@ -148,29 +162,39 @@ def _training(draft: str) -> dict[str, Any] | None:
     }
 
 
-def _write(report: Report, out: Path, draft: Path) -> None:
-    """Plots first, report.json last: a folder with a report.json is whole. The draft takes a copy along."""
+def _write(report: Report, runs: Sequence[PromptRun], out: Path) -> None:
+    """Rounds and plots first, report.json last: a folder with a report.json is whole."""
+    rounds = [
+        {"id": run.prompt.id, "round": number} | vars(done)
+        for run in runs
+        for number, done in enumerate(run.trace.rounds)
+    ]
+    write_text(out / "rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rounds))
     plot_positions(report, out / "plots" / "positions.png")
     plot_round(report, out / "plots" / "round.png")
     write_text(out / "report.md", to_markdown(report))
-    content = report.model_dump(mode="json")
-    write_json(out / "report.json", content)
+    write_json(out / "report.json", report.model_dump(mode="json"))
+
+
+def _hand_to_draft(report: Report, draft: Path) -> None:
+    """A draft folder made here takes its report along, without this machine's paths, and the recommended γ."""
     config_path = draft / "config.json"
-    if config_path.is_file():
-        config = json.loads(config_path.read_text(encoding="utf-8"))
-        if "draftsmith" in config:
-            config["draftsmith"]["recommended_num_draft_tokens"] = report.recommended_num_draft_tokens
-            write_json(draft / "report.json", content)
-            write_json(config_path, config)
+    config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
+    if "draftsmith" in config:
+        config["draftsmith"]["recommended_num_draft_tokens"] = report.recommended_num_draft_tokens
+        write_json(draft / "report.json", without_local_paths(report.model_dump(mode="json")))
+        write_json(config_path, config)
 
 
 def summary_rows(report: Report) -> Sequence[tuple[str, str]]:
     """The few lines that a terminal shows under the verdict."""
-    speeds = report.latency.tokens_per_s
-    return [
-        ("tokens/s", " · ".join(f"{name} {value:.1f}" for name, value in speeds.items())),
-        ("costs", f"c {report.latency.c:.2f} · v {report.latency.v:.2f} · o {report.latency.o:.3f} plain steps"),
-        ("predicted", f"S {report.predicted_speedup:.2f}× at γ {report.settings['num_draft_tokens']}, "
-                      f"best γ {report.recommended_num_draft_tokens}"),
-        ("repeated text", f"{report.repeated_text_share:.0%}"),
-    ]  # fmt: skip
+    costs, gamma = report.latency, report.settings["num_draft_tokens"]
+    rows = [("costs", f"c {costs.c:.2f} · v {costs.v:.2f} · o {costs.o:.3f} plain steps")]
+    if report.verdict.lossless:
+        paces = " · ".join(f"{name} {value:.1f}" for name, value in costs.tokens_per_s.items())
+        best = report.recommended_num_draft_tokens
+        rows += [
+            ("tokens/s", paces),
+            ("predicted", f"S {report.predicted_speedup:.2f}× at γ {gamma}, best γ {best}"),
+        ]
+    return [*rows, ("repeated text", f"{report.repeated_text_share:.0%}")]

@@ -16,13 +16,13 @@ class Prediction:
     speedup: float
 
 
-def predict(texts: Sequence[Replay], latency: Latency) -> list[Prediction]:
+def predict(texts: Sequence[Replay], latency: Latency, verifier: str) -> list[Prediction]:
     """S(γ) = τ(γ) / (γ·c + v(γ+1) + o) for every γ whose v was measured (Leviathan et al. 2023, theorem 3.8)."""
     found = []
     for width, v in sorted(latency.verify_by_width.items()):
         gamma = width - 1
         if gamma >= 1:
-            expected = tau(texts, gamma)
+            expected = tau(texts, gamma, verifier)
             found.append(Prediction(gamma, expected, expected / (gamma * latency.c + v + latency.o)))
     return found
 

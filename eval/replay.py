@@ -1,7 +1,7 @@
 """Acceptance from teacher-forced passes over target-sampled text: no decoding, every γ from one pass.
 
-Under the token rule P(x accepted | x emitted) = min(p, q)(x) / p(x) = min(1, q(x)/p(x)), so the law of where the
-rounds of a given text end is known exactly.
+Given the text that was emitted, the chance that a round kept at least i drafted tokens is known exactly for each
+verifier, and with it the law of where the rounds of that text begin.
 """
 
 from collections.abc import Sequence
@@ -11,22 +11,32 @@ from torch import Tensor
 
 from decode.verify import overlap
 
+LARGEST_RATIO = 1e12
+
 
 @dataclass(frozen=True)
 class Replay:
-    """One text: for each emitted token after the first, its chance to be accepted if drafted, and α there."""
+    """One text. For each emitted token after the first: s = q(x)/p(x), q(x), and α at its place.
 
-    accept: list[float]
+    `ended` says that the text ended with an end token, not at a limit: then rounds drafted beyond its end.
+    """
+
+    ratio: list[float]
+    q: list[float]
     overlap: list[float]
+    ended: bool = False
+
+    def __len__(self) -> int:
+        return len(self.ratio)
 
 
-def replay_text(p: Tensor, q: Tensor, tokens: Tensor) -> Replay:
+def replay_text(p: Tensor, q: Tensor, tokens: Tensor, ended: bool = False) -> Replay:
     """p, q [N, V] are the laws at the places of the emitted `tokens` [N]; the first token is prefill's."""
     p_emitted = p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     q_emitted = q.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    # A near-tie can make p 0 at a token that was emitted at T = 0: then the draft decides (1 if it agrees, else 0).
-    accept = (q_emitted / p_emitted).nan_to_num(nan=0.0).clamp(max=1.0)
-    return Replay(accept[1:].tolist(), overlap(p, q)[1:].tolist())
+    # A near-tie can make p 0 at a token that was emitted at T = 0: then the draft decides (q > 0, or not).
+    ratio = (q_emitted / p_emitted).nan_to_num(nan=0.0, posinf=LARGEST_RATIO).clamp(max=LARGEST_RATIO)
+    return Replay(ratio[1:].tolist(), q_emitted[1:].tolist(), overlap(p, q)[1:].tolist(), ended)
 
 
 def alpha(texts: Sequence[Replay]) -> float:
@@ -35,38 +45,58 @@ def alpha(texts: Sequence[Replay]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def expected_rounds(accept: Sequence[float], num_draft_tokens: int) -> list[float]:
+def kept_chances(text: Replay, start: int, num_draft_tokens: int, verifier: str) -> list[float]:
+    """P(at least i drafted tokens kept | the text) for i = 0..γ, for a round that starts at token `start`.
+
+    token: Π min(1, s_k). block: the smallest of all Π_{k≤j} s_k with j ≤ i. match: Π q(x_k), for a draft that samples
+    on its own. The list ends with the text.
+    """
+    chances, product = [1.0], 1.0
+    for at in range(start, min(start + num_draft_tokens, len(text))):
+        if verifier == "token":
+            chances.append(chances[-1] * min(1.0, text.ratio[at]))
+        elif verifier == "block":
+            product *= text.ratio[at]
+            chances.append(min(chances[-1], product))
+        else:
+            chances.append(chances[-1] * text.q[at])
+    return chances
+
+
+def expected_rounds(text: Replay, num_draft_tokens: int, verifier: str) -> list[float]:
     """R[t], the probability that a round starts at token t, for γ = `num_draft_tokens`."""
-    starts = [1.0, *[0.0] * (len(accept) - 1)] if accept else []
+    starts = [1.0, *[0.0] * (len(text) - 1)] if len(text) else []
     for start, chance in enumerate(starts):
-        for at in range(start, start + num_draft_tokens + 1):
-            if at + 1 >= len(starts):
-                break
-            last = at == start + num_draft_tokens
-            ends_here = chance if last else chance * (1 - accept[at])
-            starts[at + 1] += ends_here
-            chance *= accept[at]
+        kept = [*kept_chances(text, start, num_draft_tokens, verifier), 0.0]
+        for accepted in range(min(len(kept) - 1, len(starts) - start - 1)):
+            # The round emits `accepted` drafted tokens and one of the target's own.
+            starts[start + accepted + 1] += chance * (kept[accepted] - kept[accepted + 1])
     return starts
 
 
-def tau(texts: Sequence[Replay], num_draft_tokens: int) -> float:
+def tau(texts: Sequence[Replay], num_draft_tokens: int, verifier: str) -> float:
     """τ: tokens per target pass, Σ tokens ÷ Σ expected rounds (micro)."""
-    tokens = sum(len(text.accept) for text in texts)
-    rounds = sum(sum(expected_rounds(text.accept, num_draft_tokens)) for text in texts)
+    tokens = sum(len(text) for text in texts)
+    rounds = sum(sum(expected_rounds(text, num_draft_tokens, verifier)) for text in texts)
     return tokens / rounds if rounds else 1.0
 
 
-def positions(texts: Sequence[Replay], num_draft_tokens: int) -> tuple[list[float], list[float]]:
-    """Expected conditional a_j and joint A_j for j = 1..γ, over the rounds that have j tokens of text left."""
+def positions(texts: Sequence[Replay], num_draft_tokens: int, verifier: str) -> tuple[list[float], list[float]]:
+    """Expected conditional a_j and joint A_j for j = 1..γ, over the rounds that draft j tokens.
+
+    As in decoding, a round never drafts the last token that a limit allows.
+    """
     offered, accepted, reached = ([0.0] * num_draft_tokens for _ in range(3))
     for text in texts:
-        for start, chance in enumerate(expected_rounds(text.accept, num_draft_tokens)):
-            through = chance
-            for j, accept in enumerate(text.accept[start : start + num_draft_tokens]):
+        for start, chance in enumerate(expected_rounds(text, num_draft_tokens, verifier)):
+            kept = kept_chances(text, start, num_draft_tokens, verifier)
+            for j in range(num_draft_tokens):
+                if not (text.ended or start + j + 1 < len(text)):
+                    break
                 offered[j] += chance
-                reached[j] += through
-                through *= accept
-                accepted[j] += through
+                if j + 1 < len(kept):
+                    reached[j] += chance * kept[j]
+                    accepted[j] += chance * kept[j + 1]
     conditional = [a / r if r else 0.0 for a, r in zip(accepted, reached, strict=True)]
     joint = [a / o if o else 0.0 for a, o in zip(accepted, offered, strict=True)]
     return conditional, joint

@@ -70,10 +70,9 @@ class Category(BaseModel):
 
 
 class Divergence(BaseModel):
-    """An answer that differs from the plain run's in the run dtype, and the index of the first other token."""
+    """A greedy answer that differs from the plain run's in the run dtype, and the index of the first other token."""
 
     id: str
-    text: str
     differs_from_plain_at: int
 
 
@@ -86,7 +85,7 @@ class Report(BaseModel):
     latency: Costs
     positions: Positions
     acceptance: dict[str, float | None]
-    predicted_speedup: float
+    predicted_speedup: float | None
     predicted: list[dict[str, float]]
     recommended_num_draft_tokens: int
     categories: dict[str, Category]
@@ -100,13 +99,13 @@ class Report(BaseModel):
 def assemble(
     runs: Sequence[PromptRun], texts: Sequence[Replay], latency: Latency, predictions: Sequence[Prediction],
     certificate: Certificate, settings: dict[str, Any], training: dict[str, Any] | None,
-    provenance: dict[str, Any], tokenizer: Any,
+    provenance: dict[str, Any],
 ) -> Report:  # fmt: skip
     """Put the parts together. `texts` are the replays of the plain answers of `runs`, in the same order."""
     rounds = [r for run in runs for r in run.trace.rounds]
-    gamma = settings["num_draft_tokens"]
+    gamma, verifier = settings["num_draft_tokens"], settings["verifier"]
     conditional, joint = live_positions(rounds)
-    replayed_conditional, replayed_joint = replayed_positions(texts, gamma)
+    replayed_conditional, replayed_joint = replayed_positions(texts, gamma, verifier)
     predicted = next((p.speedup for p in predictions if p.num_draft_tokens == gamma), float("nan"))
     tally = Tally.of(rounds)
     taus = [value for run in runs if (value := run.trace.tally.tau) is not None]
@@ -122,17 +121,18 @@ def assemble(
             "alpha": alpha(texts),
             "tau": tally.tau,
             "tau_macro": sum(taus) / len(taus) if taus else None,
-            "tau_replayed": replayed_tau(texts, gamma),
+            "tau_replayed": replayed_tau(texts, gamma, verifier),
             "accepted_share": tally.accepted_share,
         },
-        predicted_speedup=predicted,
-        predicted=[vars(prediction) for prediction in predictions],
+        predicted_speedup=predicted if certificate.passed else None,
+        predicted=[vars(prediction) for prediction in predictions] if certificate.passed else [],
         recommended_num_draft_tokens=best_length(predictions),
         categories=_categories(runs, texts, certificate.passed),
         repeated_text_share=repeated_share([run.trace.token_ids for run in runs]),
         training=training,
         certificate=certificate,
-        divergences=_divergences(runs, tokenizer),
+        # Sampled answers differ by their draws alone, which says nothing.
+        divergences=_divergences(runs) if settings["temperature"] == 0 else [],
         provenance=provenance,
     )  # fmt: skip
 
@@ -147,13 +147,12 @@ def _verdict(runs: Sequence[PromptRun], tau: float, alpha_: float, lossless: boo
     plain, ours, hf = ([getattr(run, arm) for run in runs] for arm in ("plain", "speculative", "hf"))
     decode = [[arm.decode for arm in arms] for arms in (plain, ours, hf)]
     e2e = [[arm.end_to_end for arm in arms] for arms in (plain, ours, hf)]
-    s, (low, high) = speedup(decode[0], decode[1]), speedup_interval(decode[0], decode[1])
-    s_e2e = speedup(e2e[0], e2e[1])
-    pays = "this draft pays" if low > 1 else "this draft does not pay" if high < 1 else "too close to 1 to tell"
+    s, s_e2e = speedup(decode[0], decode[1]), speedup(e2e[0], e2e[1])
+    interval = speedup_interval(decode[0], decode[1])
     return Verdict(
-        line=f"S_decode {s:.2f}× [{low:.2f}, {high:.2f}], S_e2e {s_e2e:.2f}×, τ {tau:.2f}, α {alpha_:.2f}, "
-        f"lossless: pass — {pays}",
-        speedup_decode=s, speedup_decode_ci=(low, high),
+        line=f"S_decode {s:.2f}×{_shown(interval)}, S_e2e {s_e2e:.2f}×, τ {tau:.2f}, α {alpha_:.2f}, "
+        f"lossless: pass — {_says(interval)}",
+        speedup_decode=s, speedup_decode_ci=interval,
         speedup_e2e=s_e2e, speedup_e2e_ci=speedup_interval(e2e[0], e2e[1]),
         speedup_decode_over_hf_generate=speedup(decode[2], decode[1]),
         speedup_e2e_over_hf_generate=speedup(e2e[2], e2e[1]),
@@ -161,14 +160,26 @@ def _verdict(runs: Sequence[PromptRun], tau: float, alpha_: float, lossless: boo
     )  # fmt: skip
 
 
+def _shown(interval: tuple[float, float] | None) -> str:
+    return f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
+
+
+def _says(interval: tuple[float, float] | None) -> str:
+    if interval is None:
+        return "too few prompts to tell whether it pays"
+    low, high = interval
+    return "this draft pays" if low > 1 else "this draft does not pay" if high < 1 else "too close to 1 to tell"
+
+
 def _costs(runs: Sequence[PromptRun], rounds: Sequence[Round], latency: Latency, threads: int) -> Costs:
     whole = sum(r.round_s for r in rounds) or float("nan")
     draft, verify = sum(r.draft_s for r in rounds), sum(r.verify_s for r in rounds)
+    forwards = verify + sum(r.draft_forward_s for r in rounds)
     arms = {"plain": "plain", "speculative": "speculative", "hf_generate": "hf"}
     paces = {name: [getattr(run, arm).decode for run in runs] for name, arm in arms.items()}
     return Costs(
         **vars(latency),
-        loop_efficiency=(draft + verify) / whole,
+        loop_efficiency=forwards / whole,
         round_ms={
             name: 1000 * seconds / len(rounds)
             for name, seconds in (("draft", draft), ("verify", verify), ("other", whole - draft - verify))
@@ -204,11 +215,10 @@ def _categories(runs: Sequence[PromptRun], texts: Sequence[Replay], lossless: bo
     return found
 
 
-def _divergences(runs: Sequence[PromptRun], tokenizer: Any) -> list[Divergence]:
+def _divergences(runs: Sequence[PromptRun]) -> list[Divergence]:
     found = []
     for run in runs:
         at = first_difference(run.plain.token_ids, run.trace.token_ids)
         if at is not None:
-            text = tokenizer.decode(run.trace.token_ids, skip_special_tokens=True)
-            found.append(Divergence(id=run.prompt.id, text=text, differs_from_plain_at=at))
+            found.append(Divergence(id=run.prompt.id, differs_from_plain_at=at))
     return found

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import bootstrap
 
+FEWEST_PROMPTS = 5
+
 
 @dataclass(frozen=True)
 class Timed:
@@ -21,11 +23,15 @@ def speedup(plain: Sequence[Timed], other: Sequence[Timed]) -> float:
     return float(_ratio(plain_s, plain_tokens, other_s, other_tokens))
 
 
-def speedup_interval(plain: Sequence[Timed], other: Sequence[Timed], seed: int = 0) -> tuple[float, float]:
-    """95 % interval of `speedup`: paired bootstrap over prompts (percentile, 2,000 resamples)."""
-    if len(plain) < 2:
-        value = speedup(plain, other)
-        return value, value
+def speedup_interval(plain: Sequence[Timed], other: Sequence[Timed], seed: int = 0) -> tuple[float, float] | None:
+    """95 % interval of `speedup`: paired bootstrap over prompts (percentile, 2,000 resamples).
+
+    None below `FEWEST_PROMPTS`: resampling so few prompts shows a certainty that is not there.
+    """
+    timed = [(a, b) for a, b in zip(plain, other, strict=True) if a.tokens and b.tokens]
+    if len(timed) < FEWEST_PROMPTS:
+        return None
+    plain, other = [a for a, _ in timed], [b for _, b in timed]
     found = bootstrap(
         _columns(plain, other), _ratio, paired=True, vectorized=True, n_resamples=2000, method="percentile",
         rng=np.random.default_rng(seed),

@@ -23,6 +23,9 @@ def evaluate(
     threads: Annotated[
         int, typer.Option(help="CPU threads; 0: as many as make plain decoding fastest, measured first.")
     ] = 0,
+    verifier: Annotated[
+        str, typer.Option(help="token, block or match; all lossless, they differ when sampling.")
+    ] = "block",
     repeats: Annotated[int, typer.Option(help="Times each arm decodes each prompt; the median counts.")] = 1,
     longest_draft: Annotated[int, typer.Option(help="Largest γ whose speed-up is predicted.")] = 8,
     fp32_prompts: Annotated[int, typer.Option(help="Prompts that the certificate decodes again in float32.")] = 8,

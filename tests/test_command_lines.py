@@ -59,8 +59,11 @@ def test_draftsmith_and_python_m_are_the_same_code(tiny_target):
     ("arguments", "words"),
     [
         (["--target", "nowhere/at/all", "--prompt", "x"], "no such model folder"),
-        (["--target", "docs", "--prompt", "x"], "no config.json"),
-        (["--target", "TARGET", "--prompt", "x", "--num-draft-tokens", "0"], "num_draft_tokens 0"),
+        (["--target", "tests", "--prompt", "x"], "no config.json"),
+        (["--target", "TARGET", "--prompt", "x", "--num-draft-tokens", "3"], "no effect without --draft"),
+        (["--target", "TARGET", "--draft", "TARGET", "--prompt", "x", "--num-draft-tokens", "0"], "num_draft_tokens 0"),
+        (["--target", "TARGET", "--prompt", "x", "--top-k", "5"], "no effect at temperature 0"),
+        (["--target", "TARGET", "--prompt", "x", "--device", "cuda"], "no accelerator"),
         (["--target", "TARGET", "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens 0"),
         (["--target", "TARGET", "--prompt", "x", "--temperature", "-1"], "temperature -1"),
         (["--target", "TARGET", "--prompt", "x", "--dtype", "int3"], "dtype 'int3'"),

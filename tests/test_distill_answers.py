@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from configs.errors import UserError
 from decode.laws import Law
@@ -65,7 +66,7 @@ def test_answers_are_rows_that_training_reads(target, tmp_path):
     assert all(row["finished"] == (row["answer_ids"][-1] in target.eos_ids) for row in rows)
     trained_on = read_rows(settings.answers, target.tokenizer, 200)
     assert [row.supervised for row in trained_on] == [len(row["answer_ids"]) for row in rows]
-    check_answers(settings.answers, target)
+    check_answers(settings.answers, target, settings.law)
 
 
 def test_a_killed_run_loses_no_row_repeats_none_and_ends_with_the_same_text(target, tmp_path):
@@ -109,7 +110,7 @@ def test_answers_of_another_target_are_refused_for_training(target, tiny_draft, 
     settings = settings_for(tmp_path)
     write_answers(target, settings, seed=0)
     with pytest.raises(UserError, match=r"another target.*revision"):
-        check_answers(settings.answers, load_model(str(tiny_draft)))
+        check_answers(settings.answers, load_model(str(tiny_draft)), settings.law)
 
 
 def test_a_file_without_provenance_is_not_continued(target, tmp_path):
@@ -134,3 +135,33 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_its_line(target, tmp_path)
     with pytest.raises(UserError, match=r"long\.jsonl:2: the prompt has \d+ tokens.*holds 256"):
         write_answers(target, settings_for(tmp_path, prompts=str(path)), seed=0)
     assert not list(tmp_path.glob("answers*"))
+
+
+def test_the_targets_own_generation_config_does_not_bend_the_law(target):
+    """Instruct models ship penalties and filters; answers follow the law that was asked for, and nothing else."""
+    model = target.model
+    kept, model.generation_config = (
+        model.generation_config,
+        GenerationConfig(repetition_penalty=1.9, top_k=1, min_p=0.5),
+    )
+    try:
+        bent = sample(target, [[5, 9]], Law(0.0), 20, seed=0)
+        assert model.generation_config.repetition_penalty == 1.9
+    finally:
+        model.generation_config = kept
+    assert bent == sample(target, [[5, 9]], Law(0.0), 20, seed=0)
+
+
+def test_a_prompt_file_that_changed_under_its_name_is_refused(target, tmp_path):
+    settings = settings_for(tmp_path)
+    write_answers(target, settings, seed=0)
+    (tmp_path / "prompts.jsonl").write_text('{"id": "p0", "prompt": "Another question?"}\n')
+    with pytest.raises(UserError, match="prompts_sha256"):
+        write_answers(target, settings, seed=0)
+
+
+def test_answers_sampled_under_another_law_are_refused_for_training(target, tmp_path):
+    settings = settings_for(tmp_path)
+    write_answers(target, settings, seed=0)
+    with pytest.raises(UserError, match=r"sampled with temperature 1\.0.*Set data\.temperature=1\.0"):
+        check_answers(settings.answers, target, Law(0.5))

@@ -6,9 +6,10 @@ import pytest
 import torch
 from conftest import make_llama
 
+from configs.errors import UserError
 from distill.objectives import forward_kl
 from distill.step import DistillStep, chunked_objective
-from distill.teacher import Teacher, last_hidden
+from distill.teacher import Teacher, check_plain_head, last_hidden
 
 
 def test_forward_kl_of_two_tokens_in_closed_form():
@@ -134,3 +135,36 @@ def test_teacher_hidden_states_and_head_give_the_targets_logits():
     with torch.no_grad():
         logits = last_hidden(target, batch.ids) @ Teacher(target).head_weight.T
         torch.testing.assert_close(logits, target(batch.ids).logits)
+
+
+def test_a_draft_that_is_no_longer_finite_shows_as_a_loss_that_is_not():
+    p_logits = torch.randn(2, 5)
+    assert torch.isnan(forward_kl(p_logits, torch.full((2, 5), torch.nan))).all()
+    assert torch.isinf(forward_kl(p_logits, torch.tensor([[0.0, 0.0, 0.0, 0.0, -torch.inf]] * 2))).all()
+
+
+def test_the_step_trains_under_autocast():
+    target, draft = make_llama(60, layers=2, seed=0), make_llama(60, layers=1, seed=1)
+    _, batch = make_batch(target, [8, 5])
+    step, teacher = DistillStep(draft, forward_kl), Teacher(target)
+    exact = step_loss(step, teacher, batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = step_loss(step, teacher, batch)
+    loss.backward()
+    assert loss.item() == pytest.approx(exact.item(), rel=0.05)
+    assert all(p.grad.isfinite().all() for p in draft.parameters())
+
+
+def test_a_model_that_does_more_than_multiply_by_its_head_is_refused():
+    import transformers
+
+    shape = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}  # fmt: skip
+    ids = torch.tensor([[5, 9, 30]])
+    check_plain_head(make_llama(60, layers=1, seed=0), ids, "llama")
+    torch.manual_seed(0)
+    capped = transformers.Gemma2ForCausalLM(
+        transformers.Gemma2Config(**shape, final_logit_softcapping=0.05, initializer_range=0.3)
+    )
+    with pytest.raises(UserError, match="gemma2 model changes its logits after the head"):
+        check_plain_head(capped.eval(), ids, "capped")

@@ -22,6 +22,9 @@ CHAT = [
 ]
 
 
+ANSWERED = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer_ids": %s}'
+
+
 def supervised_text(tokenizer, ids, marks):
     spans, current = [], []
     for token, mark in zip(ids, marks, strict=True):
@@ -94,6 +97,9 @@ def test_exact_answer_ids_are_used_as_they_are(tokenizer, tmp_path):
         ('{"messages": [{"role": "user", "content": "x"}]}', ["a.jsonl:2", "no assistant turn"]),
         ('{"messages": [{"role": "bot", "content": "x"}]}', ["a.jsonl:2", "unknown role 'bot'"]),
         ('{"messages": [{"role": "assistant", "content": 3}]}', ["a.jsonl:2", "role and a content"]),
+        ('{"messages": [{"role": "assistant", "content": "\\ud800"}]}', ["a.jsonl:2", "surrogate"]),
+        (ANSWERED % '"x"', ["a.jsonl:2", "answer_ids", "list of token ids"]),
+        (ANSWERED % "[5, 99999]", ["a.jsonl:2", "answer_ids", "list of token ids"]),
     ],
 )
 def test_a_bad_row_stops_with_file_and_line(tokenizer, tmp_path, content, words):
@@ -176,3 +182,18 @@ def test_held_out_rows_are_kept_back_and_cannot_be_all():
     assert split_held_out(rows, 3, seed=0) == (training, held_out)
     with pytest.raises(UserError, match="leave some to train on"):
         split_held_out(rows, 10, seed=0)
+
+
+def test_answer_ids_that_are_null_are_no_answer_ids(tokenizer, tmp_path):
+    path = write(tmp_path / "a.jsonl", {"messages": CHAT}, {"messages": CHAT, "answer_ids": None})
+    first, second = read_rows(path, tokenizer, 100)
+    assert first == second
+
+
+def test_a_tokenizer_without_a_template_is_refused_in_one_line(tokenizer, tmp_path):
+    import copy
+
+    bare = copy.deepcopy(tokenizer)
+    bare.chat_template = None
+    with pytest.raises(UserError, match=r"a\.jsonl:1: the chat template refuses the messages"):
+        read_rows(write(tmp_path / "a.jsonl", {"messages": CHAT}), bare, 100)

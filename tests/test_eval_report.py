@@ -17,7 +17,7 @@ from decode.models import load_model
 from decode.stops import Stops
 from decode.verify import VERIFIERS
 from eval.certificate import certify, first_difference
-from eval.live import hf_generate, run_prompt
+from eval.live import hf_arm, run_prompt
 from eval.measure import EvalSettings, measure
 from eval.report import Report
 from eval.suites import Prompt
@@ -76,7 +76,8 @@ def test_replayed_and_decoded_acceptance_agree_when_greedy_in_float32(measured):
     assert report.acceptance["tau"] == pytest.approx(report.acceptance["tau_replayed"], rel=1e-9)
     assert 1.05 < report.verdict.tau < 3.95
     decoded = [x for x in report.positions.conditional if x is not None]
-    assert decoded == pytest.approx(report.positions.replayed_conditional[: len(decoded)], abs=0.05)
+    assert decoded == pytest.approx(report.positions.replayed_conditional[: len(decoded)], abs=1e-9)
+    assert report.positions.joint == pytest.approx(report.positions.replayed_joint, abs=1e-9)
 
 
 def test_plots_and_tables_lie_beside_it_and_the_draft_takes_a_copy_along(measured):
@@ -86,7 +87,12 @@ def test_plots_and_tables_lie_beside_it_and_the_draft_takes_a_copy_along(measure
     text = (out / "report.md").read_text()
     assert report.verdict.line in text
     assert "| a | 2 |" in text
-    assert json.loads((draft / "report.json").read_text()) == json.loads((out / "report.json").read_text())
+    handed, whole = json.loads((draft / "report.json").read_text()), json.loads((out / "report.json").read_text())
+    assert handed["verdict"] == whole["verdict"]
+    assert handed["settings"]["draft"] == "draft"
+    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert sum(len(row["tokens"]) for row in rounds) == pytest.approx(report.verdict.tau * len(rounds))
+    assert str(draft.parent) not in (draft / "report.json").read_text()
     recommended = json.loads((draft / "config.json").read_text())["draftsmith"]["recommended_num_draft_tokens"]
     assert recommended == report.recommended_num_draft_tokens
     assert load_model(str(draft)).model.config.num_hidden_layers == 2
@@ -161,7 +167,7 @@ def test_tokens_after_a_stop_fail_the_certificate(pair):
 def test_hf_generate_and_our_plain_loop_write_the_same_text(pair):
     target, _ = pair
     settings = Settings(max_new_tokens=15)
-    arm = hf_generate(target.model, [5, 9, 30], settings)
+    arm = hf_arm(target.model, [5, 9, 30], settings)
     assert arm.token_ids == generate(target.model, None, [5, 9, 30], settings).token_ids
     assert arm.prefill_s > 0
     assert arm.decode_s > 0
@@ -169,7 +175,7 @@ def test_hf_generate_and_our_plain_loop_write_the_same_text(pair):
 
 def test_hf_generate_samples_without_touching_the_global_random_state(pair):
     before = torch.random.get_rng_state()
-    arm = hf_generate(pair[0].model, [5, 9], Settings(Law(1.0, top_k=5), max_new_tokens=5, seed=1))
+    arm = hf_arm(pair[0].model, [5, 9], Settings(Law(1.0, top_k=5), max_new_tokens=5, seed=1))
     assert len(arm.token_ids) == 5
     assert torch.equal(torch.random.get_rng_state(), before)
 
@@ -178,3 +184,15 @@ def test_the_first_difference_counts_a_missing_token():
     assert first_difference([1, 2], [1, 2]) is None
     assert first_difference([1, 2], [1, 3]) == 1
     assert first_difference([1, 2], [1]) == 1
+
+
+def test_an_out_that_cannot_be_written_or_read_back_is_refused_before_anything_is_measured(
+    tiny_target, tiny_draft, short_suite, tmp_path
+):
+    settings = settings_for(tiny_target, tiny_draft, suite=short_suite)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        measure(settings, tmp_path / "file")
+    (tmp_path / "report.json").write_text('{"schema_version": 0}')
+    with pytest.raises(UserError, match="not a report of this version"):
+        measure(settings, tmp_path)

@@ -1,6 +1,7 @@
 """The training loop. The module, the batches and the measuring hook are arguments."""
 
 from collections.abc import Callable, Mapping
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Protocol
@@ -104,14 +105,18 @@ def _step(
             optimizer.zero_grad()
         total += loss.detach()
     mean_loss = float(accelerator.reduce(total, reduction="sum")) / tokens
-    if not torch.isfinite(torch.tensor(mean_loss)):
-        raise UserError(f"step {progress.step + 1}: the loss is {mean_loss}; lower train.optim.learning_rate")
+    gradient_norm = float(norm or 0.0)
+    if not (isfinite(mean_loss) and isfinite(gradient_norm)):
+        raise UserError(
+            f"step {progress.step + 1}: the loss is {mean_loss} and the gradient's norm {gradient_norm}; "
+            "lower train.optim.learning_rate"
+        )
     progress.step += 1
     progress.tokens += tokens
     return {
         "loss": mean_loss,
         "learning_rate": rate,
-        "gradient_norm": float(norm or 0.0),
+        "gradient_norm": gradient_norm,
         "tokens": progress.tokens,
     }
 

@@ -1,5 +1,6 @@
 """Where the numbers of a run go: metrics.jsonl always, a progress bar, and wandb when it is asked for."""
 
+import importlib.util
 import json
 import os
 import sys
@@ -17,6 +18,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from configs.errors import UserError
+from configs.files import write_text
+
 
 class Tracker:
     """Logs from the main process; elsewhere every call does nothing. A context manager (it owns the bar)."""
@@ -27,7 +31,7 @@ class Tracker:
         self._file = None
         self._bar: Progress | None = None
         if accelerator.is_main_process:
-            _drop_after(path, resumed_step)
+            _drop_after(path, resumed_step if resumed_step else -1)
             self._file = path.open("a", encoding="utf-8")
             columns = (
                 TextColumn("distil"),
@@ -64,6 +68,12 @@ class Tracker:
             self._console.print(line, highlight=False)
 
 
+def check_tracker(name: str) -> None:
+    """Raises UserError when a tracker is asked for that is not installed."""
+    if name == "wandb" and importlib.util.find_spec("wandb") is None:
+        raise UserError("train.tracker=wandb needs wandb; install it with: pip install 'draftsmith[wandb]'")
+
+
 def start_wandb(accelerator: Any, config: dict[str, Any]) -> None:
     """Open a wandb run through accelerate. Without a key or a mode it is kept offline, and says so."""
     from wandb.errors import Error
@@ -83,7 +93,7 @@ def _drop_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    write_text(path, "".join(line + "\n" for line in lines))
 
 
 def _step_of(line: str) -> float:

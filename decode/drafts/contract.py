@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from decode.draws import Draws
+from decode.kv import Clock
 from decode.laws import Law
 
 State = TypeVar("State")
@@ -13,17 +14,23 @@ State = TypeVar("State")
 
 @dataclass(frozen=True)
 class Proposal:
-    """A drafted chain: tokens [B, K] and the laws they were drawn from, q [B, K, V]."""
+    """A drafted chain: tokens [B, K], the laws they were drawn from, q [B, K, V], and the seconds in forwards."""
 
     tokens: Tensor
     q: Tensor
+    forward_s: float
 
 
 class Draft(Protocol[State]):
-    """A draft follows the committed text and proposes how it goes on. Its state is explicit and clonable."""
+    """A draft follows the committed text and proposes how it goes on. Its state is explicit and clonable.
 
-    def start(self, ids: Tensor) -> State:
-        """Begin to follow the committed text `ids` [B, T]."""
+    `context_tokens` is how long a text it can follow; beyond it the decoder takes plain steps.
+    """
+
+    context_tokens: int
+
+    def start(self, ids: Tensor, clock: Clock = ...) -> State:
+        """Begin to follow the committed text `ids` [B, T]; `clock` times its forwards."""
         ...
 
     def propose(self, state: State, num_tokens: int, law: Law, draws: Draws) -> Proposal:

@@ -119,6 +119,12 @@ def _hub_target(block: Mapping[str, Any]) -> str | None:
     return None if target.split("/")[0] in RESERVED_NAMESPACES else target
 
 
+def _hub_revision(block: Mapping[str, Any]) -> str | None:
+    """The target's commit; None where only a fingerprint of local files is known, which nobody can download."""
+    revision = str(block.get("target_revision") or "")
+    return revision if revision and _hub_target(block) and not revision.startswith("local-") else None
+
+
 def _target_name(block: Mapping[str, Any]) -> str:
     target = str(block.get("target") or "")
     # PureWindowsPath splits at both kinds of slash.
@@ -179,7 +185,7 @@ def _usage(block: Mapping[str, Any], draft_name: str) -> str:
     tokens = block.get("recommended_num_draft_tokens")
     has_length = isinstance(tokens, int) and tokens > 0
     target = _hub_target(block) or "TARGET"
-    revision = block.get("target_revision") if _hub_target(block) else None
+    revision = _hub_revision(block)
     command = f"draftsmith decode --target {target}{f'@{revision}' if revision else ''} --draft {draft_name}"
     command += f" --num-draft-tokens {tokens}" if has_length else ""
     parts = ["## Usage", f'```bash\n{command} --prompt "Why is the sky blue?"\n```']
@@ -206,6 +212,8 @@ def _limits(block: Mapping[str, Any]) -> str:
         "- It is made for this target. With another one, even of the same family, acceptance is not known.",
         "- A speed-up holds for the machine, dtype, batch size and prompts it was measured on.",
     ]
+    if block.get("target_weights"):
+        lines.append(f"- The target's weights it was trained and measured against: {_public(block['target_weights'])}.")
     if block.get("chat_template_hash"):
         template = _public(block["chat_template_hash"])
         lines.append(f"- It expects prompts rendered with the chat template of hash `{template}`.")
