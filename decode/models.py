@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,8 @@ def read_model_config(text: str) -> Any:
 def check_pair(target: Loaded, draft: Loaded) -> None:
     """Refuse a draft whose ids do not mean what the target's ids mean.
 
-    Raises UserError naming the first id that differs, or both vocabulary sizes.
+    Rows beyond the tokenizer (padding of the vocabulary) may differ in number; another end token is warned about.
+    Raises UserError naming the first id that differs, or the sizes when real tokens are missing.
     """
     ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
     if ours != theirs:
@@ -144,10 +146,16 @@ def check_pair(target: Loaded, draft: Loaded) -> None:
             f"({len(theirs)} and {len(ours)} entries{example}); use a draft made for this target"
         )
     sizes = draft.model.config.vocab_size, target.model.config.vocab_size
-    if sizes[0] != sizes[1]:
+    if min(sizes) < len(ours):
         raise UserError(
-            f"draft {draft.name} has {sizes[0]} vocabulary rows, target {target.name} has {sizes[1]} "
-            f"(their tokenizer has {len(ours)} entries); rebuild the draft from this target"
+            f"draft {draft.name} has {sizes[0]} vocabulary rows and target {target.name} {sizes[1]}, but their "
+            f"tokenizer has {len(ours)} entries: real tokens are missing; rebuild the draft from this target"
+        )
+    if draft.eos_ids != target.eos_ids:
+        warnings.warn(
+            f"draft {draft.name} ends at ids {draft.eos_ids}, target {target.name} at {target.eos_ids}: "
+            "the target's rule counts",
+            stacklevel=2,
         )
 
 

@@ -33,7 +33,7 @@ def decode(
     from decode.drafts.lm import LMDraft
     from decode.generate import Settings, stream
     from decode.laws import Law
-    from decode.models import check_pair, load_model
+    from decode.models import load_model
     from decode.stops import Stops
 
     if draft is None and num_draft_tokens is not None:
@@ -45,8 +45,7 @@ def decode(
     proposer = None
     if draft is not None:
         loaded_draft = load_model(draft, dtype, device)
-        check_pair(loaded, loaded_draft)
-        proposer = LMDraft(loaded_draft.model)
+        proposer = LMDraft.of_pair(loaded, loaded_draft)
     settings = Settings(law, max_new_tokens, num_draft_tokens, Stops(loaded.eos_ids), seed)
     growing = stream(loaded.model, proposer, _prompt_ids(loaded.tokenizer, prompt, raw), settings)
     if as_json:

@@ -19,6 +19,9 @@ def data(
         typer.Option(help="Short for data.prompts=... Without prompts the target writes them itself."),
     ] = None,
     out: Annotated[str | None, typer.Option(help="Short for data.answers=..., the JSONL file to write.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Short for data.temperature=..., 0 is greedy.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Short for data.max_new_tokens=...")] = None,
+    seed: Annotated[int | None, typer.Option(help="Short for seed=...")] = None,
     dtype: Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto (the accelerator where there is one), cpu, cuda, cuda:N.")] = "auto",
     print_config: Annotated[
@@ -31,7 +34,14 @@ def data(
     from distill.answers import write_answers
     from distill.job import JobSettings
 
-    short = {"target": target, "data.prompts": prompts, "data.answers": out}
+    short = {
+        "target": target,
+        "seed": seed,
+        "data.prompts": prompts,
+        "data.answers": out,
+        "data.temperature": temperature,
+        "data.max_new_tokens": max_new_tokens,
+    }
     named = [f"{key}={json.dumps(value)}" for key, value in short.items() if value is not None]
     settings = read_config(JobSettings, config, [*(overrides or []), *named])
     if print_config:

@@ -42,20 +42,20 @@ class Certificate(BaseModel):
 
 def certify(
     target: Any,
-    draft: Any,
+    draft: LMDraft,
     runs: Sequence[PromptRun],
     settings: Settings,
     fp32_prompts: int,
     fp32_tokens: int,
 ) -> Certificate:
     """Check `fp32_prompts` of the runs again in float32, and all of them in the dtype they ran in."""
-    exact_target, exact_draft = (copy.deepcopy(model).float() for model in (target, draft))
+    exact_target, exact_draft = copy.deepcopy(target).float(), draft.with_model(copy.deepcopy(draft.model).float())
     again = replace(settings, law=Law(0.0), max_new_tokens=fp32_tokens)
     equal = near_ties = compared = 0
     failures: list[str] = []
     for run in runs[:fp32_prompts]:
         plain = generate(exact_target, None, run.prompt_ids, again).token_ids
-        drafted = generate(exact_target, LMDraft(exact_draft), run.prompt_ids, again).token_ids
+        drafted = generate(exact_target, exact_draft, run.prompt_ids, again).token_ids
         compared += len(plain)
         difference = first_difference(plain, drafted)
         if difference is None:

@@ -20,7 +20,7 @@ from decode.chat import render_prompt
 from decode.drafts.lm import LMDraft
 from decode.generate import Settings
 from decode.laws import Law
-from decode.models import Loaded, check_pair, load_model
+from decode.models import Loaded, load_model
 from decode.stops import Stops
 from decode.verify import DEFAULT_VERIFIER
 from eval.certificate import certify
@@ -73,7 +73,7 @@ def measure(settings: EvalSettings, out: Path) -> Report:
     prompts = stratified(read_prompts(path), settings.max_prompts)
     target = load_model(settings.target, settings.dtype, settings.device)
     drafted = load_model(settings.draft, settings.dtype, settings.device)
-    check_pair(target, drafted)
+    draft = LMDraft.of_pair(target, drafted)
     described = settings.model_dump(mode="json", exclude={"threads"}) | {
         "suite_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "target_revision": target.revision,
@@ -87,7 +87,6 @@ def measure(settings: EvalSettings, out: Path) -> Report:
         return finished
     prompt_ids = [_checked_ids(target, prompt) for prompt in prompts]
     decoding = settings.decoding(target.eos_ids)
-    draft = LMDraft(drafted.model)
 
     warm_up = min(prompt_ids, key=len)
     threads = settings.threads or fastest_threads(target.model, warm_up, decoding)
@@ -102,8 +101,8 @@ def measure(settings: EvalSettings, out: Path) -> Report:
     ]
     if not any(run.trace.rounds for run in runs):
         raise UserError("every answer ended with its first token, so there is nothing to measure; use other prompts")
-    texts = [_replay(target, drafted, run, decoding.law) for run in track(runs, "replaying")]
-    certificate = certify(target.model, drafted.model, runs, decoding, settings.fp32_prompts, settings.fp32_tokens)
+    texts = [_replay(target, draft, run, decoding.law) for run in track(runs, "replaying")]
+    certificate = certify(target.model, draft, runs, decoding, settings.fp32_prompts, settings.fp32_tokens)
     report = assemble(
         runs, texts, latency, predict(texts, latency, settings.verifier), certificate, described | {"threads": threads},
         _training(settings.draft), provenance() | {"device": str(target.model.device)},
@@ -114,11 +113,12 @@ def measure(settings: EvalSettings, out: Path) -> Report:
 
 
 @torch.no_grad()
-def _replay(target: Loaded, draft: Loaded, run: PromptRun, law: Law) -> Replay:
+def _replay(target: Loaded, draft: LMDraft, run: PromptRun, law: Law) -> Replay:
     """Teacher-forced laws of both models on the plain answer."""
     emitted = run.plain.token_ids
     ids = torch.tensor([run.prompt_ids + emitted[:-1]], device=target.model.device)
-    p, q = (law(m.model(input_ids=ids, logits_to_keep=len(emitted)).logits[0]) for m in (target, draft))
+    p = law(target.model(input_ids=ids, logits_to_keep=len(emitted)).logits[0])
+    q = law(draft.align(draft.model(input_ids=ids, logits_to_keep=len(emitted)).logits[0]))
     return replay_text(p, q, torch.tensor(emitted, device=p.device), ended=emitted[-1] in target.eos_ids)
 
 

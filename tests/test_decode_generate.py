@@ -249,6 +249,14 @@ def test_positions_of_a_trace_counted_by_hand():
     assert joint == pytest.approx([4 / 5, 3 / 5, 1 / 5, 1 / 3])
 
 
+def test_a_published_trace_gives_the_published_rates():
+    """Six rounds, one without a draft: over offered .8 .6 .25 .25, given all before .8 .75 .5 1."""
+    rounds = [make_round(*r) for r in [(4, 2, 3), (4, 4, 5), (4, 0, 1), (2, 2, 3), (0, 0, 1), (4, 1, 2)]]
+    tally = Tally.of(rounds)
+    assert (tally.accepted_share, tally.tau) == (0.5, 2.5)
+    assert positions(rounds) == ([0.8, 0.75, 0.5, 1.0], [0.8, 0.6, 0.25, 0.25])
+
+
 def test_an_empty_trace_has_no_rates():
     tally = Tally.of([])
     assert (tally.tau, tally.accepted_share) == (None, None)

@@ -7,6 +7,9 @@ import torch
 from conftest import make_llama, make_tokenizer
 
 from configs.errors import UserError
+from decode.drafts.lm import LMDraft
+from decode.generate import Settings, generate
+from decode.laws import Law
 from decode.models import (
     Reference,
     check_pair,
@@ -102,11 +105,38 @@ def test_a_draft_with_another_tokenizer_is_refused_with_the_first_difference(tin
         check_pair(target, draft)
 
 
-def test_a_draft_with_another_number_of_vocabulary_rows_is_refused_with_both(tiny_target, tokenizer, tmp_path):
-    make_llama(len(tokenizer) + 8, layers=1, seed=0).save_pretrained(tmp_path)
+def test_a_draft_whose_rows_do_not_hold_every_token_is_refused_with_all_three_sizes(tiny_target, tokenizer, tmp_path):
+    make_llama(len(tokenizer) - 8, layers=1, seed=0).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=f"{len(tokenizer) + 8} vocabulary rows.*{len(tokenizer)}"):
+    with pytest.raises(UserError, match=f"{len(tokenizer) - 8} vocabulary rows.*{len(tokenizer)} entries"):
         check_pair(load_model(str(tiny_target)), load_model(str(tmp_path)))
+
+
+@pytest.mark.parametrize(("target_padding", "draft_padding"), [(8, 0), (0, 8), (16, 8)])
+def test_padded_vocabularies_of_other_sizes_work_and_padding_ids_are_never_drafted(
+    tokenizer, tmp_path, target_padding, draft_padding
+):
+    real = len(tokenizer)
+    for name, padding, seed in (("target", target_padding, 0), ("draft", draft_padding, 1)):
+        make_llama(real + padding, layers=1, seed=seed).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    target, drafted = (load_model(str(tmp_path / name)) for name in ("target", "draft"))
+    draft = LMDraft.of_pair(target, drafted)
+    for law in (Law(0.0), Law(1.5)):
+        answer = generate(target.model, draft, [5, 9], Settings(law, max_new_tokens=40, num_draft_tokens=3))
+        assert all(token < real for r in answer.rounds for token in r.drafted)
+    greedy = Settings(max_new_tokens=40)
+    plain = generate(target.model, None, [5, 9], greedy).token_ids
+    assert generate(target.model, draft, [5, 9], greedy).token_ids == plain
+
+
+def test_a_draft_that_ends_at_another_token_is_taken_with_a_warning(tiny_target, tmp_path):
+    shutil.copytree(tiny_target, tmp_path / "draft")
+    model = load_model(str(tiny_target)).model
+    model.generation_config.eos_token_id = 0
+    model.save_pretrained(tmp_path / "draft")
+    with pytest.warns(UserWarning, match="the target's rule counts"):
+        check_pair(load_model(str(tiny_target)), load_model(str(tmp_path / "draft")))
 
 
 def test_a_tokenizer_loads_alone(tiny_target, tokenizer):

@@ -11,6 +11,7 @@ from decode.drafts.contract import Proposal
 from decode.draws import Draws
 from decode.kv import Clock, Reader
 from decode.laws import Law
+from decode.models import Loaded, check_pair
 
 
 @dataclass
@@ -25,11 +26,34 @@ class LMState:
 
 
 class LMDraft:
-    """Any transformers causal LM as a draft (see contract.Draft)."""
+    """Any transformers causal LM as a draft (see contract.Draft).
 
-    def __init__(self, model: Any) -> None:
+    Its laws are over the target's `rows`; ids from `real_ids` on are padding of a vocabulary and never drafted.
+    Both default to the model's own vocabulary.
+    """
+
+    def __init__(self, model: Any, rows: int | None = None, real_ids: int | None = None) -> None:
         self.model = model
         self.context_tokens = int(model.config.max_position_embeddings)
+        self.rows = rows or int(model.config.vocab_size)
+        self.real_ids = real_ids or self.rows
+
+    @classmethod
+    def of_pair(cls, target: Loaded, draft: Loaded) -> "LMDraft":
+        """The draft for this target. Raises UserError when the two do not fit (decode.models.check_pair)."""
+        check_pair(target, draft)
+        return cls(draft.model, int(target.model.config.vocab_size), len(target.tokenizer))
+
+    def with_model(self, model: Any) -> "LMDraft":
+        """The same draft with other weights, e.g. in another precision."""
+        return LMDraft(model, self.rows, self.real_ids)
+
+    def align(self, logits: Tensor) -> Tensor:
+        """The draft's logits [..., V_draft] as logits over the target's rows, padding ids at -inf."""
+        if self.rows == self.real_ids == logits.shape[-1]:
+            return logits
+        real = logits[..., : self.real_ids]
+        return torch.nn.functional.pad(real, (0, self.rows - self.real_ids), value=-torch.inf)
 
     def start(self, ids: Tensor, clock: Clock = perf_counter) -> LMState:
         reader = Reader(self.model, clock)
@@ -42,7 +66,7 @@ class LMDraft:
         began_s = state.reader.forward_s
         text = state.text
         for _ in range(num_tokens):
-            q = law(state.reader.read(text[:, state.reader.length :], keep=1), text)
+            q = law(self.align(state.reader.read(text[:, state.reader.length :], keep=1)), text)
             text = torch.cat([text, draws.choose(q, text.shape[1])], dim=1)
             laws.append(q)
         return Proposal(text[:, -num_tokens:], torch.cat(laws, dim=1), state.reader.forward_s - began_s)
