@@ -19,6 +19,7 @@ class Law:
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. `processors` are transformers' LogitsProcessors,
     called as processor(ids [B, l], scores [B, V]) with the very prefix of each place (decode/processors.py makes the
     usual ones). They must be functions of what they are given: a rejected draft is never taken back.
+    Ids from `vocabulary` on are padding of the output head, and never chosen; None is no padding.
     """
 
     temperature: float = 0.0
@@ -26,6 +27,7 @@ class Law:
     top_p: float = 1.0
     min_p: float = 0.0
     processors: tuple[Any, ...] = ()
+    vocabulary: int | None = None
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
@@ -52,6 +54,9 @@ class Law:
         Returns: [..., N, V] in float32, or float64 for float64 logits; greedy is one-hot at the lowest best id.
         """
         logits = logits if logits.dtype == torch.float64 else logits.float()
+        if self.vocabulary is not None and self.vocabulary < logits.shape[-1]:
+            padding = torch.arange(logits.shape[-1], device=logits.device) >= self.vocabulary
+            logits = logits.masked_fill(padding, -torch.inf)
         if self.processors:
             assert text is not None, "a law with processors needs the text"
             logits = self._process(logits, text)

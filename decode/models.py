@@ -61,6 +61,12 @@ class Loaded:
         return tuple(ids) if isinstance(ids, list | tuple) else () if ids is None else (ids,)
 
     @property
+    def vocabulary(self) -> int | None:
+        """Tokens of the tokenizer where the output head has more rows than that, else None."""
+        tokens = len(self.tokenizer)
+        return tokens if tokens < int(self.model.config.vocab_size) else None
+
+    @property
     def context_tokens(self) -> int:
         """How many tokens the model can hold, prompt and answer together."""
         return int(self.model.config.max_position_embeddings)

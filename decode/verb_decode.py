@@ -1,6 +1,7 @@
 """The verb `decode`: one prompt, one answer, streamed with what the draft was worth."""
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,7 +47,9 @@ def decode(
     if draft is not None:
         loaded_draft = load_model(draft, dtype, device)
         proposer = LMDraft.of_pair(loaded, loaded_draft)
-    settings = Settings(law, max_new_tokens, num_draft_tokens, Stops(loaded.eos_ids), seed)
+    settings = Settings(
+        replace(law, vocabulary=loaded.vocabulary), max_new_tokens, num_draft_tokens, Stops(loaded.eos_ids), seed
+    )
     growing = stream(loaded.model, proposer, _prompt_ids(loaded.tokenizer, prompt, raw), settings)
     if as_json:
         *_, answer = growing

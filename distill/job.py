@@ -4,6 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,7 +76,8 @@ def run(settings: JobSettings) -> Path:
     schedule = Schedule(len(rows), settings.train.batch_rows, settings.seed)
     supply = Supply(rows, schedule, teacher, settings.train.micro_rows, accelerator)
     gamma = settings.measure_num_draft_tokens
-    measure = acceptance_hook(draft, teacher, held_out, settings.data.law, gamma, target.eos_ids, accelerator)
+    law = replace(settings.data.law, vocabulary=target.vocabulary)
+    measure = acceptance_hook(draft, teacher, held_out, law, gamma, target.eos_ids, accelerator)
     record = {"rows": len(rows), "held_out_rows": len(held_out), "launch": launch_name(accelerator)}
 
     def keep_best(progress: Progress, values: Mapping[str, float]) -> None:

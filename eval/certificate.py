@@ -50,7 +50,7 @@ def certify(
 ) -> Certificate:
     """Check `fp32_prompts` of the runs again in float32, and all of them in the dtype they ran in."""
     exact_target, exact_draft = copy.deepcopy(target).float(), draft.with_model(copy.deepcopy(draft.model).float())
-    again = replace(settings, law=Law(0.0), max_new_tokens=fp32_tokens)
+    again = replace(settings, law=Law(0.0, vocabulary=settings.law.vocabulary), max_new_tokens=fp32_tokens)
     equal = near_ties = compared = 0
     failures: list[str] = []
     for run in runs[:fp32_prompts]:

@@ -56,9 +56,11 @@ class EvalSettings(Frozen):
     fp32_prompts: int = Field(8, ge=1)
     fp32_tokens: int = Field(32, ge=1)
 
-    def decoding(self, eos_ids: tuple[int, ...] = ()) -> Settings:
-        law = Law(self.temperature, self.top_k, self.top_p)
-        return Settings(law, self.max_new_tokens, self.num_draft_tokens, Stops(eos_ids), self.seed, self.verifier)
+    def decoding(self, target: Loaded | None = None) -> Settings:
+        """What is asked of the decoder; the end tokens and the vocabulary come from the target."""
+        law = Law(self.temperature, self.top_k, self.top_p, vocabulary=target.vocabulary if target else None)
+        stops = Stops(target.eos_ids if target else ())
+        return Settings(law, self.max_new_tokens, self.num_draft_tokens, stops, self.seed, self.verifier)
 
 
 def measure(settings: EvalSettings, out: Path) -> Report:
@@ -86,7 +88,7 @@ def measure(settings: EvalSettings, out: Path) -> Report:
         _hand_to_draft(finished, Path(settings.draft))
         return finished
     prompt_ids = [_checked_ids(target, prompt) for prompt in prompts]
-    decoding = settings.decoding(target.eos_ids)
+    decoding = settings.decoding(target)
 
     warm_up = min(prompt_ids, key=len)
     threads = settings.threads or fastest_threads(target.model, warm_up, decoding)

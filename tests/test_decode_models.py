@@ -122,10 +122,12 @@ def test_padded_vocabularies_of_other_sizes_work_and_padding_ids_are_never_draft
         tokenizer.save_pretrained(tmp_path / name)
     target, drafted = (load_model(str(tmp_path / name)) for name in ("target", "draft"))
     draft = LMDraft.of_pair(target, drafted)
-    for law in (Law(0.0), Law(1.5)):
+    assert target.vocabulary == (real if target_padding else None)
+    for law in (Law(0.0, vocabulary=real), Law(1.5, vocabulary=real)):
         answer = generate(target.model, draft, [5, 9], Settings(law, max_new_tokens=40, num_draft_tokens=3))
         assert all(token < real for r in answer.rounds for token in r.drafted)
-    greedy = Settings(max_new_tokens=40)
+        assert all(token < real for token in answer.token_ids)
+    greedy = Settings(Law(0.0, vocabulary=real), max_new_tokens=40)
     plain = generate(target.model, None, [5, 9], greedy).token_ids
     assert generate(target.model, draft, [5, 9], greedy).token_ids == plain
 

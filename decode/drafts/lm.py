@@ -28,32 +28,29 @@ class LMState:
 class LMDraft:
     """Any transformers causal LM as a draft (see contract.Draft).
 
-    Its laws are over the target's `rows`; ids from `real_ids` on are padding of a vocabulary and never drafted.
-    Both default to the model's own vocabulary.
+    Its laws are over the target's `rows` of vocabulary (default: its own). The padding rows in which the two differ
+    are never chosen: Law.vocabulary sees to that for both.
     """
 
-    def __init__(self, model: Any, rows: int | None = None, real_ids: int | None = None) -> None:
+    def __init__(self, model: Any, rows: int | None = None) -> None:
         self.model = model
         self.context_tokens = int(model.config.max_position_embeddings)
         self.rows = rows or int(model.config.vocab_size)
-        self.real_ids = real_ids or self.rows
 
     @classmethod
     def of_pair(cls, target: Loaded, draft: Loaded) -> "LMDraft":
         """The draft for this target. Raises UserError when the two do not fit (decode.models.check_pair)."""
         check_pair(target, draft)
-        return cls(draft.model, int(target.model.config.vocab_size), len(target.tokenizer))
+        return cls(draft.model, int(target.model.config.vocab_size))
 
     def with_model(self, model: Any) -> "LMDraft":
         """The same draft with other weights, e.g. in another precision."""
-        return LMDraft(model, self.rows, self.real_ids)
+        return LMDraft(model, self.rows)
 
     def align(self, logits: Tensor) -> Tensor:
-        """The draft's logits [..., V_draft] as logits over the target's rows, padding ids at -inf."""
-        if self.rows == self.real_ids == logits.shape[-1]:
-            return logits
-        real = logits[..., : self.real_ids]
-        return torch.nn.functional.pad(real, (0, self.rows - self.real_ids), value=-torch.inf)
+        """The draft's logits [..., V_draft] as logits over the target's rows; rows that it lacks are at -inf."""
+        shared = logits[..., : self.rows]
+        return torch.nn.functional.pad(shared, (0, self.rows - shared.shape[-1]), value=-torch.inf)
 
     def start(self, ids: Tensor, clock: Clock = perf_counter) -> LMState:
         reader = Reader(self.model, clock)
