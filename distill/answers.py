@@ -14,7 +14,7 @@ from configs.errors import UserError
 from configs.files import write_json
 from configs.provenance import provenance
 from configs.reader import differing_keys
-from configs.settings import Settings
+from configs.settings import StrictSettings
 from decode.chat import encode_text, render_prompt, user_turn_opening
 from decode.hf import hf_generate
 from decode.laws import Law
@@ -23,7 +23,7 @@ from distill.claims import provenance_path, target_identity
 from eval.suites import Prompt, find_prompts, read_prompts
 
 
-class DataSettings(Settings):
+class DataSettings(StrictSettings):
     """Prompts in, target-sampled answers out."""
 
     answers: Path = Field(Path("runs/data/answers.jsonl"), description="Where the answers are written and read.")

@@ -11,12 +11,12 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.files import whole_folder, without_local_paths, write_json
-from configs.settings import Settings
+from configs.settings import StrictSettings
 from decode.chat import template_fingerprint
 from decode.models import Loaded, tokenizer_fingerprint
 
 
-class DraftSettings(Settings):
+class DraftSettings(StrictSettings):
     """The draft's kind and shape."""
 
     kind: Literal["lm"] = Field("lm", description="lm: a plain causal LM with the target's width and vocabulary.")

@@ -14,7 +14,7 @@ from pydantic import Field
 from configs.files import recover, write_json
 from configs.provenance import provenance
 from configs.reader import write_config
-from configs.settings import Settings
+from configs.settings import StrictSettings
 from decode.models import Loaded, load_model
 from distill.answers import DataSettings
 from distill.batches import Schedule
@@ -34,7 +34,7 @@ from train.tracking import check_tracker, start_wandb
 OBJECTIVES = {"forward_kl": forward_kl}
 
 
-class JobSettings(Settings):
+class JobSettings(StrictSettings):
     """Everything that decides a distillation run."""
 
     target: str = Field(description="Target: a folder, a Hub id[@revision] or a GGUF file.")

@@ -15,7 +15,7 @@ from configs.errors import UserError
 from configs.files import without_local_paths, write_json, write_text
 from configs.provenance import provenance
 from configs.reader import differing_keys
-from configs.settings import Settings as Frozen
+from configs.settings import StrictSettings
 from decode.chat import render_prompt
 from decode.drafts.lm import LMDraft
 from decode.generate import Settings
@@ -34,7 +34,7 @@ from eval.report import Report, assemble
 from eval.suites import Prompt, find_prompts, read_prompts, stratified
 
 
-class EvalSettings(Frozen):
+class EvalSettings(StrictSettings):
     """What is measured, on what, and under which law."""
 
     target: str

@@ -11,13 +11,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from configs.errors import UserError
-from configs.settings import Settings
+from configs.settings import StrictSettings
 from train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from train.optim import OptimSettings, build_optimizer, learning_rate, set_learning_rate
 from train.tracking import Tracker
 
 
-class TrainSettings(Settings):
+class TrainSettings(StrictSettings):
     """How long and in what portions to train."""
 
     steps: int = Field(200, ge=1, description="Optimiser steps.")

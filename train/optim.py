@@ -7,10 +7,10 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from configs.settings import Settings
+from configs.settings import StrictSettings
 
 
-class OptimSettings(Settings):
+class OptimSettings(StrictSettings):
     """AdamW with linear warm-up and cosine decay."""
 
     learning_rate: float = Field(5e-4, gt=0, description="Peak learning rate.")
