@@ -83,7 +83,8 @@ def save_draft(draft: Any, target: Loaded, kind: str, training: dict[str, Any], 
 def _public_name(target: Loaded) -> str:
     """A Hub id as it is; for a local folder the model it says it is, else its bare name: never a path."""
     path = Path(target.name)
-    return (_said_by_folder(target, "model") or path.name) if path.exists() else target.name.partition("@")[0]
+    name = path.name.removesuffix(".gguf")
+    return (_said_by_folder(target, "model") or name) if path.exists() else target.name.partition("@")[0]
 
 
 def _said_by_folder(target: Loaded, key: str) -> str | None:

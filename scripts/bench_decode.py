@@ -36,8 +36,8 @@ from eval.latency import fastest_threads  # noqa: E402
 from eval.suites import find_prompts, read_prompts, stratified  # noqa: E402
 
 TARGET = ROOT / "models" / "smollm2-135m-instruct"
-LENGTHS = (1, 2, 3, 5)
-PROMPTS, TOKENS = 8, 48
+LENGTHS = (1, 2, 4)
+PROMPTS, TOKENS = 6, 48
 
 
 def cached_draft() -> Path:

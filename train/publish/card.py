@@ -135,7 +135,8 @@ def _introduction(block: Mapping[str, Any], draft_name: str) -> str:
     title = draft_name.split("/")[-1] if draft_name != "DRAFT" else f"Draft for {_target_name(block)}"
     hub_target = _hub_target(block)
     target = f"[{hub_target}](https://huggingface.co/{hub_target})" if hub_target else f"`{_target_name(block)}`"
-    revision = f" at revision `{_public(block['target_revision'])}`" if block.get("target_revision") else ""
+    commit = _hub_revision(block)
+    revision = f" at revision `{_public(commit)}`" if commit else ""
     kind = _public(block.get("kind", "unknown"))
     return (
         f"# {title}\n\nA draft model (kind `{kind}`) for speculative decoding with {target}{revision}, "
