@@ -139,7 +139,6 @@ def show(title: str, found: dict[str, float]) -> None:
     Console().print(table)
 
 
-@torch.no_grad()
 def main() -> None:
     draft_folder = cached_draft()
     target = load_model(str(TARGET))
