@@ -1,11 +1,18 @@
 """Files that are whole or absent: written under a temporary name, then renamed."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
 from typing import Any
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, as hex digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -47,8 +47,15 @@ class Settings:
             raise UserError(f"max_new_tokens {self.max_new_tokens}: expected 1 or more")
         if self.verifier not in VERIFIERS:
             raise UserError(f"verifier {self.verifier!r}: expected {', '.join(VERIFIERS)}")
-        if self.draft_temperature is not None:
-            replace(self.law, temperature=self.draft_temperature)
+        self.draft_law(self.law)  # refuses a bad draft temperature
+
+    def draft_law(self, target_law: Law) -> Law:
+        """The draft's law: the target's, or the same at another temperature (greedy has no use for filters)."""
+        if self.draft_temperature is None:
+            return target_law
+        if self.draft_temperature == 0:
+            return replace(target_law, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+        return replace(target_law, temperature=self.draft_temperature)
 
     def length_policy(self) -> LengthPolicy:
         """A fresh policy for one call."""
@@ -154,7 +161,7 @@ def device_clock(device: torch.device) -> Clock:
 def _rules(settings: Settings, prompt_tokens: int, device: torch.device, draws: Draws | None) -> Rules:
     processors = settings.penalties.processors(prompt_tokens, settings.stops.eos_ids, device)
     law = replace(settings.law, processors=(*processors, *settings.law.processors))
-    draft_law = law if settings.draft_temperature is None else replace(law, temperature=settings.draft_temperature)
+    draft_law = settings.draft_law(law)
     if settings.seed_exact:
         return Rules(law, draft_law, VERIFIERS["match"], draws or SharedNoise(settings.seed, device))
     return Rules(law, draft_law, VERIFIERS[settings.verifier], draws or SeededDraws(settings.seed, device))

@@ -21,6 +21,7 @@ def hf_generate(
     What the model's own generation config asks for (penalties, top-k, ...) is set aside for the call, so that the
     law is ours alone, and torch's global random state is put back.
     """
+    assert not law.processors, "pass processors as logits_processor=..."
     longest = max(len(prompt) for prompt in prompts)
     pad = eos_ids[0] if eos_ids else 0
     ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts], device=model.device)
@@ -28,6 +29,9 @@ def hf_generate(
     how: dict[str, Any] = {"do_sample": False}
     if not law.is_greedy:
         how = {"do_sample": True, "temperature": law.temperature, "top_k": law.top_k, "top_p": law.top_p}
+        how["min_p"] = law.min_p or None
+    if law.vocabulary is not None:
+        how["suppress_tokens"] = list(range(law.vocabulary, model.config.vocab_size)) or None
     ends: dict[str, Any] = {"eos_token_id": list(eos_ids) or None, "pad_token_id": pad}
     with _blank_generation_config(model), _own_randomness(seed, model.device):
         output: Tensor = model.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **ends, **how, **extra)

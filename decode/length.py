@@ -1,6 +1,6 @@
 """How many tokens to draft in the next round: fixed, or what a frozen latency profile says will pay."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,11 @@ class Costs:
     c: float
     o: float
     v: Mapping[int, float]
+
+    def __post_init__(self) -> None:
+        widths = sorted(self.v)
+        if len(widths) < 2 or widths != list(range(1, len(widths) + 1)):
+            raise UserError(f"a latency profile needs v(n) for n = 1, 2, ... without a gap, got n = {widths}")
 
     def round_cost(self, num_draft_tokens: int, unread_tokens: int) -> float:
         """Cost of a round. Its first draft step reads `unread_tokens` at once, which costs what it does a target."""
@@ -86,13 +91,12 @@ class Auto:
         longest = max(self.costs.v) - 1
         best = max(range(longest + 1), key=self._pace)
         if best == 0 and self._plain_steps >= self._patience:
-            self._plain_steps, self._patience = 0, 2 * self._patience
+            self._patience *= 2
             return 1
         return best
 
     def learn(self, done: Round) -> None:
-        if not done.drafted:
-            self._plain_steps += 1
+        self._plain_steps = 0 if done.drafted else self._plain_steps + 1
         for j in range(1, done.reached + 1):
             self._reached[j] = self._reached.get(j, 0) + 1
             self._accepted[j] = self._accepted.get(j, 0) + (done.accepted >= j)
@@ -109,11 +113,3 @@ class Auto:
         before = self.prior if j == 1 else self._acceptance(j - 1)
         seen = self._reached.get(j, 0)
         return (self._accepted.get(j, 0) + self.prior_rounds * before) / (seen + self.prior_rounds)
-
-
-def parse_costs(c: float, o: float, v: Mapping[int, float]) -> Costs:
-    """Costs whose v(n) has no gap up to its largest n. Raises UserError."""
-    widths: Sequence[int] = sorted(v)
-    if widths != list(range(1, len(widths) + 1)) or len(widths) < 2:
-        raise UserError(f"a latency profile needs v(n) for n = 1, 2, ... without a gap, got n = {widths}")
-    return Costs(c, o, dict(v))

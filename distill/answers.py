@@ -1,9 +1,9 @@
 """Answers that the target samples itself: batched, resumable by row, with their provenance beside them."""
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from pydantic import Field
 from rich.progress import Progress
 
 from configs.errors import UserError
-from configs.files import write_json
+from configs.files import sha256, write_json
 from configs.provenance import provenance
 from configs.reader import differing_keys
 from configs.settings import StrictSettings
@@ -58,7 +58,8 @@ def write_answers(target: Loaded, settings: DataSettings, seed: int) -> int:
     prompt_ids = [_checked_ids(target, prompt, settings.max_new_tokens) for prompt in prompts]
     if not path:
         user_turn_opening(target.tokenizer)  # refused before anything is written
-    content = hashlib.sha256(path.read_bytes()).hexdigest() if path else None
+    law = replace(settings.law, vocabulary=target.vocabulary)
+    content = sha256(path) if path else None
     claim_file(settings.answers, target, settings.sampling() | {"seed": seed, "prompts_sha256": content})
     if not path:
         prompts = _self_prompts(target, settings, seed)
@@ -66,7 +67,7 @@ def write_answers(target: Loaded, settings: DataSettings, seed: int) -> int:
 
     def answer(batch: Sequence[int]) -> list[dict[str, Any]]:
         ids = [prompt_ids[i] for i in batch]
-        sampled = sample(target, ids, settings.law, settings.max_new_tokens, seed + batch[0])
+        sampled = sample(target, ids, law, settings.max_new_tokens, seed + batch[0])
         return [_answer_row(target, prompts[i], ids) for i, ids in zip(batch, sampled, strict=True)]
 
     fill_file(settings.answers, [prompt.id for prompt in prompts], settings.batch_rows, answer, "answers")

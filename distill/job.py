@@ -1,6 +1,5 @@
 """The whole job: target, answers, draft, training, and the folder it all ends in."""
 
-import hashlib
 import json
 import sys
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from configs.files import recover, write_json
+from configs.files import recover, sha256, write_json
 from configs.provenance import provenance
 from configs.reader import write_config
 from configs.settings import StrictSettings
@@ -61,7 +60,7 @@ def run(settings: JobSettings) -> Path:
     draft_folder, done = settings.output / "draft", settings.output / "done.json"
     target = load_model(settings.target, settings.teacher_dtype, device="cpu")
     rows, held_out = _data(settings, target)
-    inputs = {"answers_sha256": _sha256(settings.data.answers), "target_revision": target.revision}
+    inputs = {"answers_sha256": sha256(settings.data.answers), "target_revision": target.revision}
     check_inputs(settings.output, inputs)
     if done.is_file():
         remove_checkpoints(settings.output / "checkpoints")
@@ -78,7 +77,12 @@ def run(settings: JobSettings) -> Path:
     gamma = settings.measure_num_draft_tokens
     law = replace(settings.data.law, vocabulary=target.vocabulary)
     measure = acceptance_hook(draft, teacher, held_out, law, gamma, target.eos_ids, accelerator)
-    record = {"rows": len(rows), "held_out_rows": len(held_out), "launch": launch_name(accelerator)}
+    record = {
+        "rows": len(rows),
+        "held_out_rows": len(held_out),
+        "data_sha256": inputs["answers_sha256"],
+        "launch": launch_name(accelerator),
+    }
 
     def keep_best(progress: Progress, values: Mapping[str, float]) -> None:
         if progress.step == 0:
@@ -123,7 +127,6 @@ def _training_record(
     return {
         "config": settings.model_dump(mode="json"),
         "target": {"name": target.name, "revision": target.revision},
-        "data_sha256": _sha256(settings.data.answers),
         "step": progress.step,
         "supervised_tokens_seen": progress.tokens,
         "measured": {
@@ -136,7 +139,3 @@ def _training_record(
         },
         "made_with": provenance(),
     }
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,6 +1,5 @@
 """One measurement from start to end: load, profile, decode the suite, replay, certify, write."""
 
-import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from pydantic import Field, ValidationError
 from rich.progress import track
 
 from configs.errors import UserError
-from configs.files import without_local_paths, write_json, write_text
+from configs.files import sha256, without_local_paths, write_json, write_text
 from configs.provenance import provenance
 from configs.reader import differing_keys
 from configs.settings import StrictSettings
@@ -77,7 +76,7 @@ def measure(settings: EvalSettings, out: Path) -> Report:
     drafted = load_model(settings.draft, settings.dtype, settings.device)
     draft = LMDraft.of_pair(target, drafted)
     described = settings.model_dump(mode="json", exclude={"threads"}) | {
-        "suite_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "suite_sha256": sha256(path),
         "target_revision": target.revision,
         "draft_revision": drafted.revision,
         "run_dtype": str(target.model.dtype).removeprefix("torch."),

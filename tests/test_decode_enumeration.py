@@ -11,7 +11,7 @@ from decode import generate as generate_module
 from decode.drafts.lm import LMDraft
 from decode.generate import Settings, generate, stream
 from decode.laws import Law
-from decode.length import Auto, parse_costs
+from decode.length import Auto, Costs
 from decode.processors import Penalties
 from decode.round import play_round
 from decode.stops import Stops
@@ -39,6 +39,7 @@ FAMILIES = {
     "greedy with penalties": Settings(Law(0.0), penalties=Penalties(repetition_penalty=1.8, no_repeat_ngram_size=3)),
     "draft at another temperature": Settings(Law(0.8), draft_temperature=2.0),
     "greedy draft under a sampling target": Settings(Law(1.0), draft_temperature=0.0),
+    "greedy draft under a filtered target": Settings(Law(0.9, top_k=2), draft_temperature=0.0),
 }
 
 
@@ -140,7 +141,7 @@ def test_block_accepts_at_least_as_much_as_token_and_token_as_match(seed):
 def test_a_length_policy_that_learns_within_the_call_keeps_the_law():
     """`auto` looks at finished rounds only, so what it decides cannot lean on the tokens it decides about."""
     target, draft = random_table(V, seed=1), random_table(V, seed=2)
-    auto = Auto(parse_costs(c=0.1, o=0.05, v={1: 1.0, 2: 1.1, 3: 1.2}), prior=0.55, prior_rounds=0.5)
+    auto = Auto(Costs(c=0.1, o=0.05, v={1: 1.0, 2: 1.1, 3: 1.2}), prior=0.55, prior_rounds=0.5)
     settings = Settings(Law(1.0), max_new_tokens=5, num_draft_tokens=auto, verifier="token")
     lengths = set()
 

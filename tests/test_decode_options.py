@@ -16,7 +16,7 @@ from configs.errors import UserError
 from decode.drafts.lm import LMDraft
 from decode.generate import Settings, generate
 from decode.laws import Law
-from decode.length import Auto, Costs, Fixed, parse_costs
+from decode.length import Auto, Costs, Fixed
 from decode.processors import Penalties
 from decode.stops import Stops, StopWatch, cut_text
 from decode.trace import Round
@@ -138,7 +138,7 @@ def test_shared_noise_follows_the_law():
     assert SharedNoise(0).choose(probs[:, :1], 7).item() == SharedNoise(0).choose(probs[:, :9], 0)[0, 7].item()
 
 
-COSTS = parse_costs(c=0.2, o=0.03, v={1: 1.0, 2: 1.05, 3: 1.1, 4: 1.15, 5: 1.2})
+COSTS = Costs(c=0.2, o=0.03, v={1: 1.0, 2: 1.05, 3: 1.1, 4: 1.15, 5: 1.2})
 
 
 def played(drafted: int, accepted: int) -> Round:
@@ -179,7 +179,7 @@ def test_auto_forgets_from_call_to_call():
 
 def test_a_profile_with_gaps_or_a_length_below_one_is_refused():
     with pytest.raises(UserError, match="without a gap"):
-        parse_costs(0.1, 0.0, {1: 1.0, 3: 1.2})
+        Costs(0.1, 0.0, {1: 1.0, 3: 1.2})
     with pytest.raises(UserError, match="expected 1 or more"):
         Fixed(0)
     assert Costs(0.1, 0.0, {1: 1.0, 2: 1.1}).round_cost(0, 1) == 1.0

@@ -165,3 +165,15 @@ def test_answers_sampled_under_another_law_are_refused_for_training(target, tmp_
     write_answers(target, settings, seed=0)
     with pytest.raises(UserError, match=r"sampled with temperature 1\.0.*Set data\.temperature=1\.0"):
         check_answers(settings.answers, target, Law(0.5))
+
+
+def test_a_law_that_makes_no_sense_is_refused_before_anything_is_written(target, tmp_path):
+    with pytest.raises(UserError, match="no effect at temperature 0"):
+        write_answers(target, settings_for(tmp_path, temperature=0.0, top_k=5), seed=0)
+    assert not list(tmp_path.glob("answers*"))
+
+
+def test_padding_ids_of_the_head_are_never_sampled(target):
+    """A law that forbids ids from 40 on, so that the model's own favourites are among the forbidden."""
+    for law in (Law(0.0, vocabulary=40), Law(1.0, vocabulary=40)):
+        assert all(token < 40 for token in sample(target, [[5, 9]], law, 20, seed=0)[0])
