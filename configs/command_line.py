@@ -1,13 +1,17 @@
 """How every command runs: a user's mistake is one line on stderr and exit code 2, a bug keeps its traceback."""
 
+import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from pydantic.fields import FieldInfo
 
 from configs.errors import UserError
+from configs.reader import checked
 
 
 def run_verb(verb: Callable[..., Any]) -> None:
@@ -23,6 +27,43 @@ def run_verbs(verbs: Mapping[str, Callable[..., Any]], help_text: str) -> None:
     for name, verb in verbs.items():
         app.command(name)(verb)
     _run(app)
+
+
+def with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """A verb with a parameter `options`, a settings class, as a command with one option for each field of it.
+
+    Name, default and help are the field's, so that they are written once. Raises UserError for a wrong value.
+    """
+    parameters = dict(inspect.signature(verb).parameters)
+    kind = parameters.pop("options").annotation
+
+    @functools.wraps(verb)
+    def command(**given: Any) -> Any:
+        values = {name: given.pop(name) for name in kind.model_fields}
+        return verb(options=checked(kind, {k: v for k, v in values.items() if v is not None and v != []}), **given)
+
+    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters.values()]
+    fields = [_option(name, field) for name, field in kind.model_fields.items()]
+    fields.sort(key=lambda parameter: parameter.default is None)  # what is required comes first
+    command.__signature__ = inspect.Signature([*own, *fields])  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *fields]}
+    return command
+
+
+def _option(name: str, field: FieldInfo) -> inspect.Parameter:
+    kind: Any = field.annotation
+    is_list = isinstance(field.default, tuple | dict)
+    if is_list:
+        kind = list[str]
+    elif "Literal" in str(kind):
+        kind = str  # what is allowed, the settings check
+    default: Any = inspect.Parameter.empty
+    said, metavar = field.description or "", "<str>" if is_list else None
+    if not field.is_required():
+        kind, default = kind | None, None  # None tells an option left out from one that was given its default
+        said += f"  [default: {field.default}]" if field.default not in (None, (), {}) else ""
+    option = typer.Option(help=said, show_default=False, metavar=metavar)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
 def _run(app: typer.Typer) -> None:

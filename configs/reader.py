@@ -30,6 +30,14 @@ def read_config(kind: type[Typed], path: Path | None, overrides: Iterable[str] =
         raise UserError("; ".join(problems)) from None
 
 
+def checked(kind: type[Typed], values: Mapping[str, Any]) -> Typed:
+    """The settings that `values` give. Raises UserError naming each wrong value and what was expected."""
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        raise UserError("; ".join(_explain(kind, item) for item in error.errors())) from None
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file whose top level is a mapping. Raises UserError when it is missing, broken or another thing."""
     if not path.is_file():

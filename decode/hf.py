@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessor
 
 from decode.laws import Law
 
@@ -19,23 +19,36 @@ def hf_generate(
     """Continue each prompt under `law`; an answer keeps its end token, and ends there or at `max_new_tokens`.
 
     What the model's own generation config asks for (penalties, top-k, ...) is set aside for the call, so that the
-    law is ours alone, and torch's global random state is put back.
+    law is ours alone, and torch's global random state is put back. A law with processors is given whole, as one
+    processor: transformers would put them behind temperature and filters.
     """
-    assert not law.processors, "pass processors as logits_processor=..."
     longest = max(len(prompt) for prompt in prompts)
     pad = eos_ids[0] if eos_ids else 0
     ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts], device=model.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
     how: dict[str, Any] = {"do_sample": False}
-    if not law.is_greedy:
+    if law.processors:
+        how = {"do_sample": not law.is_greedy, "top_k": 0}
+        extra["logits_processor"] = [_WholeLaw(law), *extra.get("logits_processor", [])]
+    elif not law.is_greedy:
         how = {"do_sample": True, "temperature": law.temperature, "top_k": law.top_k, "top_p": law.top_p}
         how["min_p"] = law.min_p or None
-    if law.vocabulary is not None:
+    if law.vocabulary is not None and not law.processors:
         how["suppress_tokens"] = list(range(law.vocabulary, model.config.vocab_size)) or None
     ends: dict[str, Any] = {"eos_token_id": list(eos_ids) or None, "pad_token_id": pad}
     with _blank_generation_config(model), _own_randomness(seed, model.device):
         output: Tensor = model.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **ends, **how, **extra)
     return [_until_end(row, eos_ids) for row in output[:, longest:].tolist()]
+
+
+class _WholeLaw(LogitsProcessor):  # type: ignore[misc]
+    """Logits whose softmax is the law."""
+
+    def __init__(self, law: Law) -> None:
+        self.law = law
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return self.law(scores.unsqueeze(1), input_ids)[:, 0].log()
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from configs.errors import UserError
 
+NUCLEUS_WIDTH = 256  # most nuclei are smaller; a sort of the whole vocabulary takes milliseconds on a CPU
+
 
 @dataclass(frozen=True)
 class Law:
@@ -53,13 +55,7 @@ class Law:
         place i of N has the prefix text[:, : L - (N - 1 - i)]. Only processors look at it.
         Returns: [..., N, V] in float32, or float64 for float64 logits; greedy is one-hot at the lowest best id.
         """
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        if self.vocabulary is not None and self.vocabulary < logits.shape[-1]:
-            padding = torch.arange(logits.shape[-1], device=logits.device) >= self.vocabulary
-            logits = logits.masked_fill(padding, -torch.inf)
-        if self.processors:
-            assert text is not None, "a law with processors needs the text"
-            logits = self._process(logits, text)
+        logits = self.scores(logits, text)
         if self.is_greedy:
             return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
         logits = logits - logits.amax(-1, keepdim=True)  # so that a tiny temperature cannot overflow
@@ -68,12 +64,25 @@ class Law:
             lowest_kept = logits.topk(self.top_k, dim=-1).values[..., -1:]
             logits = logits.masked_fill(logits < lowest_kept, -torch.inf)
         if self.top_p < 1:
-            logits = logits.masked_fill(_outside_nucleus(logits, self.top_p), -torch.inf)
+            probs = logits.softmax(-1)
+            # Equally likely tokens stay together, so that the law does not depend on how a kernel orders them.
+            logits = logits.masked_fill(probs < _nucleus_floor(probs, self.top_p), -torch.inf)
         probs = logits.softmax(-1)
         if self.min_p > 0:
             probs = probs.masked_fill(probs < self.min_p * probs.amax(-1, keepdim=True), 0.0)
             probs = probs / probs.sum(-1, keepdim=True)
         return probs
+
+    def scores(self, logits: Tensor, text: Tensor | None = None) -> Tensor:
+        """The logits after padding and processors, before temperature and filters. Shapes as in a call."""
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if self.vocabulary is not None and self.vocabulary < logits.shape[-1]:
+            padding = torch.arange(logits.shape[-1], device=logits.device) >= self.vocabulary
+            logits = logits.masked_fill(padding, -torch.inf)
+        if self.processors:
+            assert text is not None, "a law with processors needs the text"
+            logits = self._process(logits, text)
+        return logits
 
     def _process(self, logits: Tensor, text: Tensor) -> Tensor:
         places, length = logits.shape[-2], text.shape[1]
@@ -86,11 +95,16 @@ class Law:
         return torch.stack(rows, dim=1)
 
 
-def _outside_nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """True for tokens outside the smallest set of most likely tokens whose mass reaches `top_p`."""
-    ordered, order = logits.sort(dim=-1, descending=True)
-    probs = ordered.softmax(-1)
-    mass_before = probs.cumsum(-1) - probs
-    outside = mass_before >= top_p
-    outside[..., 0] = False
-    return torch.zeros_like(outside).scatter_(-1, order, outside)
+def _nucleus_floor(probs: Tensor, top_p: float) -> Tensor:
+    """Probability of the least likely token in the smallest set whose mass reaches `top_p`. [..., 1]."""
+    V = probs.shape[-1]
+    width = min(NUCLEUS_WIDTH, V) if probs.device.type == "cpu" else V  # elsewhere a look at the mass would wait
+    while True:
+        ordered = probs.topk(width, dim=-1).values
+        mass = ordered.cumsum(-1)
+        if width == V or bool((mass[..., -1] >= top_p).all()):
+            break
+        width = V
+    inside = mass - ordered < top_p
+    inside[..., 0] = True
+    return ordered.masked_fill(~inside, torch.inf).amin(-1, keepdim=True)

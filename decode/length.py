@@ -1,7 +1,9 @@
 """How many tokens to draft in the next round: fixed, or what a frozen latency profile says will pay."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from configs.errors import UserError
@@ -27,6 +29,20 @@ class Costs:
             return 1.0
         catch_up = self.c * (self.v[min(unread_tokens, max(self.v))] - self.v[1])
         return num_draft_tokens * self.c + catch_up + self.v[num_draft_tokens + 1] + self.o
+
+
+def read_costs(report: Path) -> Costs:
+    """The latency profile in a report.json. Raises UserError when there is none."""
+    try:
+        latency = json.loads(report.read_text(encoding="utf-8"))["latency"]
+        widths = {int(width): float(cost) for width, cost in latency["verify_by_width"].items()}
+        return Costs(float(latency["c"]), float(latency["o"]), widths)
+    except OSError:
+        raise UserError(
+            f"{report}: no such report; run eval on this machine, or give a number of draft tokens"
+        ) from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"{report}: holds no latency profile; expected the report.json of an eval") from None
 
 
 class LengthPolicy(Protocol):

@@ -41,6 +41,12 @@ class Penalties:
         if self.min_new_tokens < 0:
             raise UserError(f"min_new_tokens {self.min_new_tokens}: expected 0 (off) or more")
 
+    def check_ids(self, vocabulary: int) -> None:
+        """Raises UserError for a biased token id that does not exist."""
+        for token in self.logit_bias:
+            if not 0 <= token < vocabulary:
+                raise UserError(f"logit_bias {token}: expected a token id from 0 to {vocabulary - 1}")
+
     def processors(self, prompt_tokens: int, eos_ids: Sequence[int], device: torch.device) -> tuple[Any, ...]:
         """The processors of one call, in transformers' order."""
         found: list[Any] = []
@@ -60,6 +66,17 @@ class Penalties:
                 MinNewTokensLengthLogitsProcessor(prompt_tokens, self.min_new_tokens, list(eos_ids), device=device)
             )
         return tuple(found)
+
+
+def word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
+    """Token ids of each word as it stands at the start of a text and after a space. Raises UserError for no tokens."""
+    found: list[list[int]] = []
+    for word in words:
+        spellings = [list(tokenizer(text, add_special_tokens=False).input_ids) for text in (word, f" {word}")]
+        if not word.strip() or not all(spellings):
+            raise UserError(f"bad_word {word!r}: has no tokens; leave it out")
+        found += [ids for ids in spellings if ids not in found]
+    return found
 
 
 class CountPenalty(LogitsProcessor):  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from time import perf_counter
 from typing import Any
 
@@ -50,27 +51,20 @@ def play_round(
     began = clock()
     proposal = _propose(pair, num_draft_tokens, rules)
     proposed = clock()
-    drafted_text = torch.cat([pair.text, proposal.tokens], dim=1)
     verify_began_s = pair.target.forward_s
-    logits = pair.target.read(drafted_text[:, pair.target.length :])
-    p = rules.target_law(logits, drafted_text)
-    q = proposal.q.to(p.dtype)
-    accepted, own_token = rules.verify(p, q, proposal.tokens, rules.draws, pair.text.shape[1])
-
-    K = proposal.tokens.shape[1]
-    numbers = _read_once(p, q, proposal.tokens, accepted, own_token)
-    num_accepted, drafted = int(numbers[0]), [int(x) for x in numbers[2 : 2 + K]]
-    tokens = [*drafted[:num_accepted], int(numbers[1])]
+    accepted, own, drafted, p, q, overlaps, p_entropy, q_entropy = _verify(pair, proposal, rules)
+    tokens = [int(token) for token in [*drafted[: int(accepted[0])], own[0]]]
     tokens = tokens[: keep(tokens)]
     _commit(pair, tokens)
-    p_drafted, q_drafted, overlaps = (tuple(numbers[2 + i * K : 2 + (i + 1) * K]) for i in (1, 2, 3))
     return Round(
-        drafted=tuple(drafted),
-        accepted=min(num_accepted, len(tokens)),
+        drafted=tuple(int(token) for token in drafted),
+        accepted=min(int(accepted[0]), len(tokens)),
         tokens=tuple(tokens),
-        p=p_drafted,
-        q=q_drafted,
+        p=p,
+        q=q,
         overlap=overlaps,
+        p_entropy=p_entropy,
+        q_entropy=q_entropy,
         draft_s=proposed - began,
         draft_forward_s=proposal.forward_s,
         verify_s=pair.target.forward_s - verify_began_s,
@@ -84,14 +78,36 @@ def _propose(pair: Pair, num_draft_tokens: int, rules: Rules) -> Proposal:
     return pair.draft.propose(pair.draft_state, num_draft_tokens, rules.draft_law, rules.draws)
 
 
-def _read_once(p: Tensor, q: Tensor, drafted: Tensor, accepted: Tensor, own_token: Tensor) -> list[float]:
-    """Everything the host needs, in one transfer. Token ids are exact in float64."""
-    columns = [accepted.unsqueeze(-1), own_token.unsqueeze(-1), drafted]
-    K = drafted.shape[1]
-    if K:
-        rows, p = drafted.unsqueeze(-1), p[:, :K]
-        columns += [p.gather(-1, rows).squeeze(-1), q.gather(-1, rows).squeeze(-1), overlap(p, q)]
-    return torch.cat([column.double() for column in columns], dim=1)[0].tolist()
+def _verify(pair: Pair, proposal: Proposal, rules: Rules) -> list[tuple[float, ...]]:
+    """One target pass: how many were accepted, the target's own token, the drafted ones, their `_probabilities`."""
+    text = torch.cat([pair.text, proposal.tokens], dim=1)
+    p = rules.target_law(pair.target.read(text[:, pair.target.length :]), text)
+    position, drafted, K = pair.text.shape[1], proposal.tokens, proposal.tokens.shape[1]
+    if not K:
+        own_token = rules.draws.choose(p, position)
+        return _read_once([torch.zeros_like(own_token), own_token, *[drafted] * 6])
+    q = proposal.q.to(p.dtype)
+    accepted, own_token = rules.verify(p, q, drafted, rules.draws, position)
+    probabilities = _probabilities(p[:, :K], q, drafted, rules)
+    return _read_once([accepted.unsqueeze(-1), own_token.unsqueeze(-1), drafted, *probabilities])
+
+
+def _probabilities(p: Tensor, q: Tensor, drafted: Tensor, rules: Rules) -> list[Tensor]:
+    """For each drafted token [B, K]: p and q of it, and at its place the overlap and the entropies of p and q."""
+    at = drafted.unsqueeze(-1)
+    p_drafted, q_drafted = (law.gather(-1, at).squeeze(-1) for law in (p, q))
+    entropies = [
+        torch.zeros_like(p_drafted) if law.is_greedy else torch.special.entr(probs).sum(-1)
+        for law, probs in ((rules.target_law, p), (rules.draft_law, q))
+    ]
+    return [p_drafted, q_drafted, overlap(p, q), *entropies]
+
+
+def _read_once(columns: Sequence[Tensor]) -> list[tuple[float, ...]]:
+    """Everything the host needs, in one transfer: the first row of each [B, n]. Token ids are exact in float64."""
+    numbers = torch.cat([column.double() for column in columns], dim=1)[0].tolist()
+    ends = list(accumulate(column.shape[1] for column in columns))
+    return [tuple(numbers[end - column.shape[1] : end]) for end, column in zip(ends, columns, strict=True)]
 
 
 def _commit(pair: Pair, tokens: Sequence[int]) -> None:
@@ -99,4 +115,5 @@ def _commit(pair: Pair, tokens: Sequence[int]) -> None:
     pair.text = torch.cat([pair.text, ids], dim=1)
     pair.target.rewind(pair.text.shape[1] - 1)
     if pair.draft is not None:
-        pair.draft.commit(pair.draft_state, ids)
+        tapped = pair.target.tapped
+        pair.draft.commit(pair.draft_state, ids, tapped if tapped is None else tapped[:, : ids.shape[1]])

@@ -9,7 +9,8 @@ class Round:
     """One propose-verify-commit round, cut at the end of the answer.
 
     `tokens` are what it emitted: `accepted` drafted ones, then the target's own (none after a cut inside the
-    block). `p` and `q` are the probabilities of each drafted token, `overlap` is Σ_v min(p, q) at its place.
+    block). `p` and `q` are the probabilities of each drafted token, `overlap` is Σ_v min(p, q) at its place,
+    `p_entropy` and `q_entropy` are those of the two laws there, in nats (0 where a law is greedy).
     `draft_s` is all of the drafting, `draft_forward_s` the draft's forwards in it; `verify_s` is the target's forward.
     """
 
@@ -19,6 +20,8 @@ class Round:
     p: tuple[float, ...]
     q: tuple[float, ...]
     overlap: tuple[float, ...]
+    p_entropy: tuple[float, ...]
+    q_entropy: tuple[float, ...]
     draft_s: float
     draft_forward_s: float
     verify_s: float

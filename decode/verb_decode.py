@@ -6,67 +6,53 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from configs.command_line import with_options
+from decode.options import DecodeOptions
+
 if TYPE_CHECKING:
-    from decode.generate import Generation
+    from decode.answer import Answer
 
 
+@with_options
 def decode(
     target: Annotated[str, typer.Option(help="Target: a folder, a Hub id[@revision] or a GGUF file.")],
     prompt: Annotated[str, typer.Option(help="The user's turn (or the bare text, with --raw).")],
+    options: DecodeOptions,
     draft: Annotated[
         str | None, typer.Option(help="Draft, named like the target. Without one: plain decoding.")
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Use the prompt as it is, without the chat template.")] = False,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128,
-    num_draft_tokens: Annotated[
-        int | None, typer.Option(help="γ: tokens drafted per round, 1 or more.", show_default="3")
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass; 1 is off.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the draws (no effect when greedy).")] = 0,
+    seed_exact: Annotated[
+        bool, typer.Option("--seed-exact", help="Draw the very text that plain sampling draws with this seed.")
+    ] = False,
     dtype: Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto (the accelerator where there is one), cpu, cuda, cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a stream.")] = False,
 ) -> None:
     """Decode one prompt losslessly, with or without a draft, and say what the draft was worth."""
     from configs.errors import UserError
-    from decode.drafts.lm import LMDraft
-    from decode.generate import Settings, stream
-    from decode.laws import Law
+    from decode.answer import load_draft, stream
     from decode.models import load_model
-    from decode.stops import Stops
 
-    if draft is None and num_draft_tokens is not None:
-        raise UserError("--num-draft-tokens has no effect without --draft; name a draft or leave it out")
-    num_draft_tokens = 3 if num_draft_tokens is None else num_draft_tokens
-    law = Law(temperature, top_k, top_p)
-    settings = Settings(law, max_new_tokens, num_draft_tokens, seed=seed)  # refuses bad values before any loading
+    if draft is None:
+        for name in sorted({"num_draft_tokens", "draft_temperature", "latency_profile"} & options.model_fields_set):
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} has no effect without --draft; name a draft or leave it out")
+    replace(options.settings(), seed_exact=seed_exact)  # refuses bad values before any loading
+    costs = options.costs(draft)
     loaded = load_model(target, dtype, device)
-    proposer = None
-    if draft is not None:
-        loaded_draft = load_model(draft, dtype, device)
-        proposer = LMDraft.of_pair(loaded, loaded_draft)
-    settings = Settings(
-        replace(law, vocabulary=loaded.vocabulary), max_new_tokens, num_draft_tokens, Stops(loaded.eos_ids), seed
-    )
-    growing = stream(loaded.model, proposer, _prompt_ids(loaded.tokenizer, prompt, raw), settings)
+    proposer = load_draft(loaded, draft, dtype, device) if draft else None
+    settings = replace(options.settings(loaded, costs), seed_exact=seed_exact)
+    asked = list(loaded.tokenizer(prompt).input_ids) if raw else prompt
+    growing = stream(loaded, proposer, asked, settings)
     if as_json:
         *_, answer = growing
-        print(json.dumps(_summary(answer, loaded.tokenizer), ensure_ascii=False))
+        print(json.dumps(answer.as_json(), ensure_ascii=False))
         return
     printer = _Printer(loaded.tokenizer, loaded.eos_ids)
     for answer in growing:
         printer.show(answer)
     printer.finish(answer, _statistics(answer))
-
-
-def _prompt_ids(tokenizer: Any, prompt: str, raw: bool) -> list[int]:
-    from decode.chat import render_prompt
-
-    if raw:
-        return list(tokenizer(prompt).input_ids)
-    return render_prompt(tokenizer, [{"role": "user", "content": prompt}])
 
 
 class _Printer:
@@ -81,7 +67,7 @@ class _Printer:
         self.shown = 0
         self.text = ""
 
-    def show(self, answer: "Generation") -> None:
+    def show(self, answer: "Answer") -> None:
         accepted = answer.rounds[-1].accepted if answer.rounds else 0
         tokens = answer.token_ids
         drafted_until = self.shown + accepted
@@ -90,11 +76,11 @@ class _Printer:
         self._print(self._new_text(tokens), drafted=False)
         self.shown = len(tokens)
 
-    def finish(self, answer: "Generation", statistics: str) -> None:
+    def finish(self, answer: "Answer", statistics: str) -> None:
         self._print(self._new_text(answer.token_ids, whole=True), drafted=False)
         self.console.print()
         key = "green" if self.colour else "in ‹ ›"
-        legend = f" · accepted draft tokens are {key}" if answer.tally.drafted else ""
+        legend = f" · accepted draft tokens are {key}" if answer.totals.drafted else ""
         self.console.print(statistics + legend, style="dim", markup=False)
 
     def _new_text(self, tokens: list[int], whole: bool = False) -> str:
@@ -111,32 +97,11 @@ class _Printer:
         self.console.print(text, end="", style=style, markup=False)
 
 
-def _summary(answer: "Generation", tokenizer: Any) -> dict[str, Any]:
-    tally = answer.tally
-    return {
-        "token_ids": answer.token_ids,
-        "text": tokenizer.decode(answer.token_ids, skip_special_tokens=True),
-        "stopped_by": answer.stopped_by,
-        "rounds": [vars(done) for done in answer.rounds],
-        "statistics": {
-            "new_tokens": len(answer.token_ids),
-            "rounds": tally.rounds,
-            "drafted": tally.drafted,
-            "accepted": tally.accepted,
-            "accepted_share": tally.accepted_share,
-            "tau": tally.tau,
-            "prefill_s": answer.prefill_s,
-            "decode_s": answer.decode_s,
-            "tokens_per_s": answer.decode_tokens / answer.decode_s if answer.decode_s else None,
-        },
-    }
-
-
-def _statistics(answer: "Generation") -> str:
-    tally = answer.tally
+def _statistics(answer: "Answer") -> str:
+    tally = answer.totals
     parts = [f"{len(answer.token_ids)} tokens", f"prefill {answer.prefill_s:.2f} s"]
     if answer.decode_s:
-        parts.append(f"decode {answer.decode_tokens / answer.decode_s:.1f} tokens/s")
+        parts.append(f"decode {(len(answer.token_ids) - 1) / answer.decode_s:.1f} tokens/s")
     if tally.drafted and tally.tau is not None:
         parts.append(f"accepted {tally.accepted} of {tally.drafted} drafted")
         parts.append(f"τ {tally.tau:.2f}")

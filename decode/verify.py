@@ -2,7 +2,7 @@
 
 Shapes: B batch, K drafted tokens, V vocabulary. p is the target's law, q the draft's, after the same processors.
 Every verifier takes p [B, K+1, V]; q [B, K, V], the very law that `drafted` [B, K] was drawn from; the draws; and the
-absolute position of the first drafted token. It returns accepted [B] in 0..K and the next token [B]. K may be 0.
+absolute position of the first drafted token. It returns accepted [B] in 0..K and the next token [B]; K >= 1.
 """
 
 from collections.abc import Callable
@@ -34,11 +34,9 @@ def verify_by_block(p: Tensor, q: Tensor, drafted: Tensor, draws: Draws, positio
     stands, also where a shorter one was rejected. The next token follows (w p - q)+ normalised, or p[:, K].
     """
     K = drafted.shape[1]
-    weights = [torch.ones_like(drafted[:, 0], dtype=p.dtype)] if K else []
+    weights = [torch.ones_like(drafted[:, 0], dtype=p.dtype)]
     for ratio in _ratio(p, q, drafted).unbind(-1):
         weights.append((weights[-1] * ratio).clamp(max=1))
-    if not K:
-        return verify_by_token(p, q, drafted, draws, position)
     w = torch.stack(weights, dim=1)  # [B, K+1]
     missing = (w[:, 1:K, None] * p[:, 1:K] - q[:, 1:]).clamp(min=0).sum(-1)  # R_i for i = 1..K-1
     inner = missing / (missing + 1 - w[:, 1:K])
@@ -78,12 +76,9 @@ def _choose_after(accepted: Tensor, weight: Tensor, p: Tensor, q: Tensor, draws:
     """The next token: from (weight·p - q)+ after `accepted` < K tokens, from p after all K. [B]."""
     K = q.shape[1]
     at = accepted.view(-1, 1, 1).expand(-1, 1, p.shape[-1])
-    p_next = p.gather(1, at)
-    if K:
-        q_next = q.gather(1, at.clamp(max=K - 1))
-        residual = (weight.view(-1, 1, 1) * p_next - q_next).clamp(min=0)
-        # After K acceptances there is no draft law left to subtract. An empty residual (p = q, and a rejection that
-        # only rounding can cause) has nothing to choose from either: both fall back to p.
-        use_p = (accepted.view(-1, 1, 1) == K) | (residual.sum(-1, keepdim=True) == 0)
-        p_next = p_next.where(use_p, residual)
-    return draws.choose(p_next, position).squeeze(-1)
+    p_next, q_next = p.gather(1, at), q.gather(1, at.clamp(max=K - 1))
+    residual = (weight.view(-1, 1, 1) * p_next - q_next).clamp(min=0)
+    # After K acceptances there is no draft law left to subtract. An empty residual (p = q, and a rejection that only
+    # rounding can cause) has nothing to choose from either: both fall back to p.
+    use_p = (accepted.view(-1, 1, 1) == K) | (residual.sum(-1, keepdim=True) == 0)
+    return draws.choose(p_next.where(use_p, residual), position).squeeze(-1)

@@ -3,14 +3,17 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel
+from torch import Tensor
 
 from decode.drafts.lm import LMDraft
-from decode.generate import Settings, generate
+from decode.generation import Settings, generate_ids
 from decode.laws import Law
+from decode.models import Loaded
+from decode.stops import StopWatch
 from eval.live import PromptRun
 
 NEAR_TIE_FP32 = 1e-4
@@ -40,8 +43,22 @@ class Certificate(BaseModel):
     proves: str
 
 
+class Divergence(BaseModel):
+    """A greedy answer that differs from the plain run's in the run dtype: the index of the first other token.
+
+    `gap` lies between the scores of the two tokens in one plain pass. Up to `bound` it is a numeric tie, which two
+    kernels may break either way.
+    """
+
+    id: str
+    differs_from_plain_at: int
+    gap: float
+    bound: float
+    numeric_tie: bool
+
+
 def certify(
-    target: Any,
+    target: Loaded,
     draft: LMDraft,
     runs: Sequence[PromptRun],
     settings: Settings,
@@ -49,23 +66,27 @@ def certify(
     fp32_tokens: int,
 ) -> Certificate:
     """Check `fp32_prompts` of the runs again in float32, and all of them in the dtype they ran in."""
-    exact_target, exact_draft = copy.deepcopy(target).float(), draft.with_model(copy.deepcopy(draft.model).float())
-    again = replace(settings, law=Law(0.0, vocabulary=settings.law.vocabulary), max_new_tokens=fp32_tokens)
+    exact_target = copy.deepcopy(target.model).float()
+    exact_draft = draft.with_model(copy.deepcopy(draft.model).float())
+    greedy = Law(0.0, processors=settings.law.processors, vocabulary=settings.law.vocabulary)
+    again = replace(settings, law=greedy, draft_temperature=None, max_new_tokens=fp32_tokens)
     equal = near_ties = compared = 0
     failures: list[str] = []
     for run in runs[:fp32_prompts]:
-        plain = generate(exact_target, None, run.prompt_ids, again).token_ids
-        drafted = generate(exact_target, exact_draft, run.prompt_ids, again).token_ids
+        plain, drafted = (
+            generate_ids(exact_target, arm, run.prompt_ids, again, target.tokenizer).token_ids
+            for arm in (None, exact_draft)
+        )
         compared += len(plain)
         difference = first_difference(plain, drafted)
         if difference is None:
             equal += 1
-        elif tie_gap(exact_target, run.prompt_ids, plain, drafted, difference) < NEAR_TIE_FP32:
+        elif tie_gap(exact_target, run.prompt_ids, plain, drafted, difference, again).gap < NEAR_TIE_FP32:
             near_ties += 1
         else:
             failures.append(f"{run.prompt.id}: token {difference} differs and is no near-tie")
-    gaps, beyond = _run_dtype_gaps(target, runs, settings)
-    after_stop = sum(_tokens_after_stop(run.trace.token_ids, settings.stops.eos_ids) for run in runs)
+    gaps, beyond = _run_dtype_gaps(target.model, runs, settings)
+    after_stop = sum(_tokens_after_stop(run, settings, target.tokenizer) for run in runs)
     return Certificate(
         passed=not failures and not beyond and after_stop == 0,
         fp32_prompts=len(runs[:fp32_prompts]), fp32_tokens=compared, fp32_equal_prompts=equal,
@@ -84,19 +105,48 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return None if len(one) == len(other) else min(len(one), len(other))
 
 
+def divergences(target: Any, runs: Sequence[PromptRun], settings: Settings) -> list[Divergence]:
+    """Where greedy answers differ from the plain run's, and whether rounding explains it. Empty when sampling."""
+    found = []
+    for run in runs if settings.law.is_greedy else []:
+        plain, ours = run.plain.token_ids, run.trace.token_ids
+        at = first_difference(plain, ours)
+        if at is not None:
+            tie = tie_gap(target, run.prompt_ids, plain, ours, at, settings)
+            found.append(
+                Divergence(
+                    id=run.prompt.id, differs_from_plain_at=at, gap=tie.gap, bound=tie.bound,
+                    numeric_tie=tie.gap <= tie.bound,
+                )
+            )  # fmt: skip
+    return found
+
+
+class Tie(NamedTuple):
+    """How far two scores lie apart, and how far rounding in the model's dtype can move them."""
+
+    gap: float
+    bound: float
+
+
 @torch.no_grad()
-def tie_gap(target: Any, prompt_ids: list[int], plain: list[int], other: list[int], at: int) -> float:
-    """Gap between the logits of the two tokens chosen at `at`, from one plain pass; infinite past an end."""
+def tie_gap(target: Any, prompt_ids: list[int], plain: list[int], other: list[int], at: int, settings: Settings) -> Tie:
+    """The scores of the two tokens chosen at `at`, from one plain pass; the gap is infinite past an end."""
     if at >= min(len(plain), len(other)):
-        return float("inf")
+        return Tie(float("inf"), 0.0)
     ids = torch.tensor([prompt_ids + plain[:at]], device=target.device)
-    logits = target(input_ids=ids, logits_to_keep=1).logits[0, -1].float()
-    return float((logits[plain[at]] - logits[other[at]]).abs())
+    logits = target(input_ids=ids).logits[:, -1:]
+    scores = settings.target_law(len(prompt_ids), target.device).scores(logits, ids)[0, 0]
+    return Tie(float((scores[plain[at]] - scores[other[at]]).abs()), float(_rounding(scores.max(), logits.dtype)))
+
+
+def _rounding(best: Tensor, dtype: torch.dtype) -> Tensor:
+    return ULPS_IN_RUN_DTYPE * torch.finfo(dtype).eps * best.abs().clamp(min=1.0)
 
 
 @torch.no_grad()
 def _run_dtype_gaps(target: Any, runs: Sequence[PromptRun], settings: Settings) -> tuple[list[float], list[str]]:
-    """How far below the best logit each emitted greedy token lies, and the prompts where rounding can't explain it."""
+    """How far below the best score each emitted greedy token lies, and the prompts where rounding can't explain it."""
     gaps: list[float] = []
     beyond: list[str] = []
     if not settings.law.is_greedy:
@@ -104,19 +154,19 @@ def _run_dtype_gaps(target: Any, runs: Sequence[PromptRun], settings: Settings) 
     for run in runs:
         emitted = torch.tensor(run.trace.token_ids, device=target.device)
         ids = torch.tensor([run.prompt_ids + run.trace.token_ids[:-1]], device=target.device)
-        logits = target(input_ids=ids, logits_to_keep=len(emitted)).logits[0]
-        best = logits.max(-1).values.float()
-        gap = best - logits.gather(-1, emitted.unsqueeze(-1)).squeeze(-1).float()
-        bound = ULPS_IN_RUN_DTYPE * torch.finfo(logits.dtype).eps * best.abs().clamp(min=1.0)
+        logits = target(input_ids=ids, logits_to_keep=len(emitted)).logits
+        scores = settings.target_law(len(run.prompt_ids), target.device).scores(logits, ids)[0]
+        best = scores.max(-1).values
+        gap = best - scores.gather(-1, emitted.unsqueeze(-1)).squeeze(-1)
         gaps += gap.tolist()
-        if bool((gap > bound).any()):
-            beyond.append(f"{run.prompt.id}: a token lies {float(gap.max()):.3f} below the best logit")
+        if bool((gap > _rounding(best, logits.dtype)).any()):
+            beyond.append(f"{run.prompt.id}: a token lies {float(gap.max()):.3f} below the best score")
     return gaps, beyond
 
 
-def _tokens_after_stop(token_ids: Sequence[int], eos_ids: tuple[int, ...]) -> int:
-    ends = [i for i, token in enumerate(token_ids) if token in eos_ids]
-    return len(token_ids) - 1 - ends[0] if ends else 0
+def _tokens_after_stop(run: PromptRun, settings: Settings, tokenizer: Any) -> int:
+    tokens = run.trace.token_ids
+    return len(tokens) - StopWatch(settings.stops, run.prompt_ids, len(tokens), "", tokenizer).keep(tokens)
 
 
 def _proves(law: Law) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from configs.errors import UserError
 from decode.drafts.contract import Draft
-from decode.generate import Settings, device_clock, generate
+from decode.generation import Settings, device_clock, generate_ids
 from decode.kv import Reader
 from decode.stops import Stops
 
@@ -28,8 +28,10 @@ class Latency:
     verify_by_width: dict[int, float]
 
 
-def profile(target: Any, draft: Draft[Any], prompt_ids: list[int], settings: Settings, longest: int) -> Latency:
-    """Measure on the decoder's own rounds; medians, with plain and speculative rounds taken in turn.
+def profile(
+    target: Any, draft: Draft[Any], prompt_ids: list[int], settings: Settings, gamma: int, longest: int
+) -> Latency:
+    """Measure on the decoder's own rounds of γ; medians, with plain and speculative rounds taken in turn.
 
     `verify_by_width` holds v(n) for n = 1..`longest`+1 tokens, from bare forwards after the prompt.
     """
@@ -38,11 +40,13 @@ def profile(target: Any, draft: Draft[Any], prompt_ids: list[int], settings: Set
     verify_s: list[float] = []
     rest_s: list[float] = []
     for _ in range(3):
-        plain = generate(target, None, prompt_ids, _without_end(settings, ROUNDS + 1))
+        plain = generate_ids(target, None, prompt_ids, _without_end(settings, ROUNDS + 1))
         plain_s += [r.round_s for r in plain.rounds]
-        drafted = generate(target, draft, prompt_ids, _without_end(settings, ROUNDS + 1))
+        drafted = generate_ids(
+            target, draft, prompt_ids, _without_end(replace(settings, num_draft_tokens=gamma), ROUNDS + 1)
+        )
         # The last rounds may draft less than γ.
-        rounds = [r for r in drafted.rounds if len(r.drafted) == settings.num_draft_tokens]
+        rounds = [r for r in drafted.rounds if len(r.drafted) == gamma]
         draft_s += [r.draft_s / len(r.drafted) for r in rounds]
         verify_s += [r.verify_s for r in rounds]
         rest_s += [r.round_s - r.draft_s - r.verify_s for r in rounds]
@@ -89,7 +93,7 @@ def fastest_threads(target: Any, prompt_ids: list[int], settings: Settings) -> i
     for _ in range(3):
         for threads in candidates:
             torch.set_num_threads(threads)
-            plain = generate(target, None, prompt_ids, _without_end(settings, 9))
+            plain = generate_ids(target, None, prompt_ids, _without_end(settings, 9))
             times[threads] += [r.round_s for r in plain.rounds]
     torch.set_num_threads(most)
     return min(candidates, key=lambda threads: median(times[threads]))

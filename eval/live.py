@@ -9,7 +9,7 @@ import torch
 from transformers import LogitsProcessor
 
 from decode.drafts.contract import Draft
-from decode.generate import Generation, Settings, device_clock, generate
+from decode.generation import Generation, Settings, device_clock, generate_ids
 from decode.hf import hf_generate
 from decode.kv import Clock
 from decode.models import Loaded
@@ -54,13 +54,13 @@ def run_prompt(
     traces: list[Generation] = []
 
     def speculative() -> Arm:
-        traces.append(generate(target.model, draft, prompt_ids, settings))
+        traces.append(generate_ids(target.model, draft, prompt_ids, settings, target.tokenizer))
         return _arm(traces[-1])
 
     arms: list[Callable[[], Arm]] = [
-        lambda: _arm(generate(target.model, None, prompt_ids, settings)),
+        lambda: _arm(generate_ids(target.model, None, prompt_ids, settings, target.tokenizer)),
         speculative,
-        lambda: hf_arm(target.model, prompt_ids, settings),
+        lambda: hf_arm(target, prompt_ids, settings),
     ]
     results: list[list[Arm]] = [[] for _ in arms]
     for repeat in range(repeats):
@@ -71,14 +71,18 @@ def run_prompt(
     return PromptRun(prompt, prompt_ids, plain, drafted, hf, traces[0])
 
 
-def hf_arm(target: Any, prompt_ids: list[int], settings: Settings) -> Arm:
-    """transformers' own generate under the same law, with the end of its prefill noted."""
-    clock = device_clock(target.device)
+def hf_arm(target: Loaded, prompt_ids: list[int], settings: Settings) -> Arm:
+    """transformers' own generate under the same law and stops, with the end of its prefill noted."""
+    clock = device_clock(target.model.device)
+    law = settings.target_law(len(prompt_ids), target.model.device)
+    ends: dict[str, Any] = {"stopping_criteria": list(settings.stops.criteria)}
+    if settings.stops.strings:
+        ends |= {"stop_strings": list(settings.stops.strings), "tokenizer": target.tokenizer}
     watch = _PrefillWatch(clock)
     began = clock()
     (answer,) = hf_generate(
-        target, [prompt_ids], settings.law, settings.max_new_tokens, settings.stops.eos_ids, settings.seed,
-        logits_processor=[watch],
+        target.model, [prompt_ids], law, settings.max_new_tokens, settings.stops.eos_ids, settings.seed or 0,
+        logits_processor=[watch], **ends,
     )  # fmt: skip
     return Arm(answer, watch.first_call - began, clock() - watch.first_call)
 

@@ -88,11 +88,12 @@ def _categories(report: Report) -> str:
             c.alpha,
             c.accepted_share,
             c.speedup_decode,
+            f"[{c.speedup_decode_ci[0]:.2f}, {c.speedup_decode_ci[1]:.2f}]" if c.speedup_decode_ci else None,
             f"{c.repeated_text_share:.0%}",
         ]
         for name, c in report.categories.items()
     ]
-    head = ["category", "prompts", "tokens", "τ", "α", "d", "S_decode", "repeated text"]
+    head = ["category", "prompts", "tokens", "τ", "α", "d", "S_decode", "interval", "repeated text"]
     return "## By category\n\n" + table(head, rows)
 
 
@@ -130,12 +131,13 @@ def _costs(report: Report) -> str:
 
 def _predicted(report: Report) -> str:
     rows = [[int(p["num_draft_tokens"]), p["tau"], p["speedup"]] for p in report.predicted]
-    measured = report.verdict.speedup_decode
+    measured, predicted = report.verdict.speedup_decode, report.predicted_speedup
+    said = f"predicted {predicted:.2f}×" if predicted is not None else "no prediction (γ changes from round to round)"
     against = f", measured {measured:.2f}×" if measured is not None else ""
     return (
         "## Predicted\n\n"
         + table(["γ", "τ replayed", "S predicted"], rows)
-        + f"\n\nAt γ = {report.settings['num_draft_tokens']}: predicted {report.predicted_speedup:.2f}×{against}. "
+        + f"\n\nAt γ = {report.settings['num_draft_tokens']}: {said}{against}. "
         f"Best predicted γ: {report.recommended_num_draft_tokens}."
     )
 
@@ -154,9 +156,12 @@ def _certificate(report: Report) -> str:
     verdict = "passed" if c.passed else "FAILED"
     body = table(["check", "found", "passes"], [[*row[:2], "yes" if row[2] else "NO"] for row in rows])
     different, prompts = len(report.divergences), sum(category.prompts for category in report.categories.values())
+    ties = sum(divergence.numeric_tie for divergence in report.divergences)
+    bound = max((divergence.bound for divergence in report.divergences), default=0.0)
     return (
         f"## Losslessness certificate: {verdict}\n\n{body}\n\nProves: {c.proves}.{failures}\n\n"
-        f"Answers that differ from the plain run in the run dtype: {different} of {prompts}."
+        f"Answers that differ from the plain run in the run dtype: {different} of {prompts}"
+        + (f", {ties} of them at a numeric tie (scores within {bound:.3f})." if different else ".")
     )
 
 

@@ -7,22 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from rich.progress import track
 
 from configs.errors import UserError
 from configs.files import sha256, without_local_paths, write_json, write_text
 from configs.provenance import provenance
 from configs.reader import differing_keys
-from configs.settings import StrictSettings
 from decode.chat import render_prompt
 from decode.drafts.lm import LMDraft
-from decode.generate import Settings
-from decode.laws import Law
+from decode.generation import Settings
+from decode.length import Costs
 from decode.models import Loaded, load_model
-from decode.stops import Stops
-from decode.verify import DEFAULT_VERIFIER
-from eval.certificate import certify
+from eval.certificate import certify, divergences
+from eval.eval_options import EvalOptions
 from eval.latency import fastest_threads, profile
 from eval.live import PromptRun, run_prompt
 from eval.markdown import to_markdown
@@ -32,94 +30,74 @@ from eval.replay import Replay, replay_text
 from eval.report import Report, assemble
 from eval.suites import Prompt, find_prompts, read_prompts, stratified
 
-
-class EvalSettings(StrictSettings):
-    """What is measured, on what, and under which law."""
-
-    target: str
-    draft: str
-    suite: str = "suite"
-    max_prompts: int = Field(16, ge=1)
-    max_new_tokens: int = Field(64, ge=2)
-    num_draft_tokens: int = 3
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = Field(0, ge=0)
-    dtype: str = "auto"
-    device: str = "auto"
-    threads: int = Field(0, ge=0)
-    verifier: str = DEFAULT_VERIFIER
-    repeats: int = Field(1, ge=1)
-    longest_draft: int = Field(8, ge=1)
-    fp32_prompts: int = Field(8, ge=1)
-    fp32_tokens: int = Field(32, ge=1)
-
-    def decoding(self, target: Loaded | None = None) -> Settings:
-        """What is asked of the decoder; the end tokens and the vocabulary come from the target."""
-        law = Law(self.temperature, self.top_k, self.top_p, vocabulary=target.vocabulary if target else None)
-        stops = Stops(target.eos_ids if target else ())
-        return Settings(law, self.max_new_tokens, self.num_draft_tokens, stops, self.seed, self.verifier)
+AUTO_PROFILE_LENGTH = 3  # γ of the rounds in which c and o are measured for auto
 
 
-def measure(settings: EvalSettings, out: Path) -> Report:
+def measure(options: EvalOptions, out: Path) -> Report:
     """Measure and write OUT/report.json, report.md and plots. A report of the same measurement is read back.
 
     Raises UserError for a bad suite or pair, and for an OUT that holds another measurement.
     """
-    decoding = settings.decoding()  # refuses bad values before anything is loaded
+    options.settings()  # refuses bad values before anything is loaded
+    costs = options.costs() if options.latency_profile else None
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; name a folder as --out")
-    path = find_prompts(settings.suite)
-    prompts = stratified(read_prompts(path), settings.max_prompts)
-    target = load_model(settings.target, settings.dtype, settings.device)
-    drafted = load_model(settings.draft, settings.dtype, settings.device)
+    path = find_prompts(options.suite)
+    prompts = stratified(read_prompts(path), options.max_prompts)
+    target = load_model(options.target, options.dtype, options.device)
+    drafted = load_model(options.draft, options.dtype, options.device)
     draft = LMDraft.of_pair(target, drafted)
-    described = settings.model_dump(mode="json", exclude={"threads"}) | {
+    decoding = options.settings(target, costs)
+    described = options.model_dump(mode="json", exclude={"threads"}) | {
+        "verifier": decoding.chosen_verifier,
         "suite_sha256": sha256(path),
         "target_revision": target.revision,
         "draft_revision": drafted.revision,
         "run_dtype": str(target.model.dtype).removeprefix("torch."),
     }
-    finished = _read_back(out / "report.json", described, settings.threads)
+    finished = _read_back(out / "report.json", described, options.threads)
     if finished:
         print(f"{out}: measured already, read back", file=sys.stderr)
-        _hand_to_draft(finished, Path(settings.draft))
+        _hand_to_draft(finished, Path(options.draft))
         return finished
     prompt_ids = [_checked_ids(target, prompt) for prompt in prompts]
-    decoding = settings.decoding(target)
-
     warm_up = min(prompt_ids, key=len)
-    threads = settings.threads or fastest_threads(target.model, warm_up, decoding)
+    threads = options.threads or fastest_threads(target.model, warm_up, decoding)
     if target.model.device.type == "cpu":
         torch.set_num_threads(threads)
-    longest = max(settings.longest_draft, settings.num_draft_tokens)
-    latency = profile(target.model, draft, warm_up, decoding, longest)
+    gamma = AUTO_PROFILE_LENGTH if options.num_draft_tokens == "auto" else options.num_draft_tokens
+    longest = max(options.longest_draft, gamma)
+    latency = profile(target.model, draft, warm_up, decoding, gamma, longest)
+    if options.num_draft_tokens == "auto" and costs is None:
+        decoding = options.settings(target, Costs(latency.c, latency.o, latency.verify_by_width))
     pairs = track(list(zip(prompts, prompt_ids, strict=True)), "decoding the suite")
     runs = [
-        run_prompt(target, draft, prompt, ids, decoding, settings.repeats, first=number)
+        run_prompt(target, draft, prompt, ids, decoding, options.repeats, first=number)
         for number, (prompt, ids) in enumerate(pairs)
     ]
     if not any(run.trace.rounds for run in runs):
         raise UserError("every answer ended with its first token, so there is nothing to measure; use other prompts")
-    texts = [_replay(target, draft, run, decoding.law) for run in track(runs, "replaying")]
-    certificate = certify(target.model, draft, runs, decoding, settings.fp32_prompts, settings.fp32_tokens)
+    texts = [_replay(target, draft, run, decoding) for run in track(runs, "replaying")]
+    certificate = certify(target, draft, runs, decoding, options.fp32_prompts, options.fp32_tokens)
     report = assemble(
-        runs, texts, latency, predict(texts, latency, settings.verifier), certificate, described | {"threads": threads},
-        _training(settings.draft), provenance() | {"device": str(target.model.device)},
+        runs, texts, latency, predict(texts, latency, decoding.chosen_verifier), certificate,
+        divergences(target.model, runs, decoding), described | {"threads": threads},
+        _training(options.draft), provenance() | {"device": str(target.model.device)},
     )  # fmt: skip
     _write(report, runs, out)
-    _hand_to_draft(report, Path(settings.draft))
+    _hand_to_draft(report, Path(options.draft))
     return report
 
 
 @torch.no_grad()
-def _replay(target: Loaded, draft: LMDraft, run: PromptRun, law: Law) -> Replay:
+def _replay(target: Loaded, draft: LMDraft, run: PromptRun, settings: Settings) -> Replay:
     """Teacher-forced laws of both models on the plain answer."""
     emitted = run.plain.token_ids
     ids = torch.tensor([run.prompt_ids + emitted[:-1]], device=target.model.device)
-    p = law(target.model(input_ids=ids, logits_to_keep=len(emitted)).logits[0])
-    q = law(draft.align(draft.model(input_ids=ids, logits_to_keep=len(emitted)).logits[0]))
+    law = settings.target_law(len(run.prompt_ids), target.model.device)
+    p = law(target.model(input_ids=ids, logits_to_keep=len(emitted)).logits, ids)[0]
+    drafted = draft.align(draft.model(input_ids=ids, logits_to_keep=len(emitted)).logits)
+    q = settings.draft_law(law)(drafted, ids)[0]
     return replay_text(p, q, torch.tensor(emitted, device=p.device), ended=emitted[-1] in target.eos_ids)
 
 
@@ -193,9 +171,10 @@ def summary_rows(report: Report) -> Sequence[tuple[str, str]]:
     rows = [("costs", f"c {costs.c:.2f} · v {costs.v:.2f} · o {costs.o:.3f} plain steps")]
     if report.verdict.lossless:
         paces = " · ".join(f"{name} {value:.1f}" for name, value in costs.tokens_per_s.items())
+        predicted = f"S {report.predicted_speedup:.2f}× at γ {gamma}, " if report.predicted_speedup else ""
         best = report.recommended_num_draft_tokens
         rows += [
             ("tokens/s", paces),
-            ("predicted", f"S {report.predicted_speedup:.2f}× at γ {gamma}, best γ {best}"),
+            ("predicted", f"{predicted}best γ {best}"),
         ]
     return [*rows, ("repeated text", f"{report.repeated_text_share:.0%}")]

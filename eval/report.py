@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from decode.trace import Round, Tally
 from decode.trace import positions as live_positions
-from eval.certificate import Certificate, first_difference
+from eval.certificate import Certificate, Divergence
 from eval.latency import Latency
 from eval.live import PromptRun
 from eval.predict import Prediction, best_length
@@ -66,14 +66,8 @@ class Category(BaseModel):
     alpha: float
     accepted_share: float | None
     speedup_decode: float | None
+    speedup_decode_ci: tuple[float, float] | None
     repeated_text_share: float
-
-
-class Divergence(BaseModel):
-    """A greedy answer that differs from the plain run's in the run dtype, and the index of the first other token."""
-
-    id: str
-    differs_from_plain_at: int
 
 
 class Report(BaseModel):
@@ -98,15 +92,19 @@ class Report(BaseModel):
 
 def assemble(
     runs: Sequence[PromptRun], texts: Sequence[Replay], latency: Latency, predictions: Sequence[Prediction],
-    certificate: Certificate, settings: dict[str, Any], training: dict[str, Any] | None,
-    provenance: dict[str, Any],
+    certificate: Certificate, divergences: Sequence[Divergence], settings: dict[str, Any],
+    training: dict[str, Any] | None, provenance: dict[str, Any],
 ) -> Report:  # fmt: skip
-    """Put the parts together. `texts` are the replays of the plain answers of `runs`, in the same order."""
+    """Put the parts together. `texts` are the replays of the plain answers of `runs`, in the same order.
+
+    With draft lengths picked by auto there is no one γ to replay or predict: those figures are absent.
+    """
     rounds = [r for run in runs for r in run.trace.rounds]
-    gamma, verifier = settings["num_draft_tokens"], settings["verifier"]
+    verifier, is_auto = settings["verifier"], settings["num_draft_tokens"] == "auto"
+    gamma = max(len(r.drafted) for r in rounds) if is_auto else settings["num_draft_tokens"]
     conditional, joint = live_positions(rounds)
     replayed_conditional, replayed_joint = replayed_positions(texts, gamma, verifier)
-    predicted = next((p.speedup for p in predictions if p.num_draft_tokens == gamma), float("nan"))
+    predicted = next(p.speedup for p in predictions if p.num_draft_tokens == max(gamma, 1))
     tally = Tally.of(rounds)
     taus = [value for run in runs if (value := run.trace.tally.tau) is not None]
     return Report(
@@ -121,18 +119,18 @@ def assemble(
             "alpha": alpha(texts),
             "tau": tally.tau,
             "tau_macro": sum(taus) / len(taus) if taus else None,
-            "tau_replayed": replayed_tau(texts, gamma, verifier),
+            "tau_replayed": None if is_auto else replayed_tau(texts, gamma, verifier),
             "accepted_share": tally.accepted_share,
+            "drafted_per_round": tally.drafted / tally.rounds,
         },
-        predicted_speedup=predicted if certificate.passed else None,
+        predicted_speedup=predicted if certificate.passed and not is_auto else None,
         predicted=[vars(prediction) for prediction in predictions] if certificate.passed else [],
         recommended_num_draft_tokens=best_length(predictions),
         categories=_categories(runs, texts, certificate.passed),
         repeated_text_share=repeated_share([run.trace.token_ids for run in runs]),
         training=training,
         certificate=certificate,
-        # Sampled answers differ by their draws alone, which says nothing.
-        divergences=_divergences(runs) if settings["temperature"] == 0 else [],
+        divergences=list(divergences),
         provenance=provenance,
     )  # fmt: skip
 
@@ -201,24 +199,16 @@ def _categories(runs: Sequence[PromptRun], texts: Sequence[Replay], lossless: bo
         some = [runs[i] for i in chosen]
         tally = Tally.of([r for run in some for r in run.trace.rounds])
         answers = [run.trace.token_ids for run in some]
+        plain, ours = [r.plain.decode for r in some], [r.speculative.decode for r in some]
+        says = lossless and tally.rounds > 0
         found[name] = Category(
             prompts=len(some),
             tokens=sum(map(len, answers)),
             tau=tally.tau or 1.0,
             alpha=alpha([texts[i] for i in chosen]),
             accepted_share=tally.accepted_share,
-            speedup_decode=speedup([r.plain.decode for r in some], [r.speculative.decode for r in some])
-            if lossless and tally.rounds
-            else None,
+            speedup_decode=speedup(plain, ours) if says else None,
+            speedup_decode_ci=speedup_interval(plain, ours) if says else None,
             repeated_text_share=repeated_share(answers),
         )
-    return found
-
-
-def _divergences(runs: Sequence[PromptRun]) -> list[Divergence]:
-    found = []
-    for run in runs:
-        at = first_difference(run.plain.token_ids, run.trace.token_ids)
-        if at is not None:
-            found.append(Divergence(id=run.prompt.id, differs_from_plain_at=at))
     return found

@@ -26,7 +26,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM  # noqa
 
 from decode.chat import render_prompt  # noqa: E402
 from decode.drafts.lm import LMDraft  # noqa: E402
-from decode.generate import Settings, generate  # noqa: E402
+from decode.generation import Settings, generate_ids  # noqa: E402
 from decode.laws import Law  # noqa: E402
 from decode.models import load_model  # noqa: E402
 from distill.answers import write_answers  # noqa: E402
@@ -69,7 +69,7 @@ def hf(model, prompt, law, assistant=None, length=0):
 def ours(model, draft, prompt, law, length=1, rounds=None):
     """Our decoder, end to end. Seconds per new token; the rounds are noted in `rounds`."""
     began = perf_counter()
-    answer = generate(model, draft, prompt, Settings(law, TOKENS, length))
+    answer = generate_ids(model, draft, prompt, Settings(law, TOKENS, length))
     seconds = perf_counter() - began
     if rounds is not None:
         rounds += answer.rounds

@@ -107,7 +107,7 @@ def test_eval_refuses_a_draft_of_another_tokenizer_and_writes_nothing(tiny_targe
 
 def test_eval_refuses_a_draft_length_below_one(tiny_target, tiny_draft, tmp_path):
     common = ["--target", tiny_target, "--draft", tiny_draft, "--out", tmp_path / "out"]
-    for flag, words in (("--num-draft-tokens", "num_draft_tokens 0"), ("--max-prompts", "--max-prompts")):
+    for flag, words in (("--num-draft-tokens", "num_draft_tokens 0"), ("--max-prompts", "max_prompts")):
         done = run(sys.executable, "-m", "eval", *common, flag, 0)
         assert done.returncode == 2
         assert words in done.stderr

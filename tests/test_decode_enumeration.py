@@ -7,9 +7,9 @@ import torch
 from enumeration import exact_law, largest_difference
 from tables import TableModel, random_table
 
-from decode import generate as generate_module
+from decode import generation
 from decode.drafts.lm import LMDraft
-from decode.generate import Settings, generate, stream
+from decode.generation import Settings, generate_ids, stream_ids
 from decode.laws import Law
 from decode.length import Auto, Costs
 from decode.processors import Penalties
@@ -44,7 +44,7 @@ FAMILIES = {
 
 
 def output_law(target, draft, settings):
-    return exact_law(lambda draws: tuple(generate(target, LMDraft(draft), PROMPT, settings, draws=draws).token_ids))
+    return exact_law(lambda draws: tuple(generate_ids(target, LMDraft(draft), PROMPT, settings, draws=draws).token_ids))
 
 
 def chain_rule_law(target: TableModel, settings: Settings):
@@ -122,7 +122,7 @@ def expected_accepted(target, draft, verifier, num_draft_tokens):
     )
 
     def first_round(draws):
-        growing = stream(target, LMDraft(draft), PROMPT, settings, draws=draws)
+        growing = stream_ids(target, LMDraft(draft), PROMPT, settings, draws=draws)
         next(growing)  # prefill
         return (next(growing).rounds[0].accepted,)
 
@@ -146,7 +146,7 @@ def test_a_length_policy_that_learns_within_the_call_keeps_the_law():
     lengths = set()
 
     def program(draws):
-        answer = generate(target, LMDraft(draft), PROMPT, settings, draws=draws)
+        answer = generate_ids(target, LMDraft(draft), PROMPT, settings, draws=draws)
         lengths.update(len(r.drafted) for r in answer.rounds)
         return tuple(answer.token_ids)
 
@@ -166,7 +166,9 @@ def test_the_harness_catches_a_policy_that_drops_a_token_for_its_own_low_probabi
 
     target, draft = random_table(V, seed=1), random_table(V, seed=2)
     settings = Settings(Law(1.0), max_new_tokens=4, num_draft_tokens=2, verifier="token")
-    found = exact_law(lambda draws: tuple(generate(target, Peeking(draft), PROMPT, settings, draws=draws).token_ids))
+    found = exact_law(
+        lambda draws: tuple(generate_ids(target, Peeking(draft), PROMPT, settings, draws=draws).token_ids)
+    )
     assert largest_difference(found, chain_rule_law(target, settings)) > 1e-3
 
 
@@ -230,7 +232,7 @@ def test_the_harness_catches_a_penalty_that_sees_the_whole_block(monkeypatch):
 
 def test_harness_and_real_models_play_the_same_round():
     """The proof is about the code that decodes: there is one round."""
-    assert generate_module.play_round is play_round
+    assert generation.play_round is play_round
 
 
 def test_counts_add_up_on_every_branch():
@@ -240,7 +242,7 @@ def test_counts_add_up_on_every_branch():
         settings = Settings(Law(1.0), max_new_tokens=3, num_draft_tokens=2, verifier=verifier, stops=Stops((0,)))
 
         def program(draws, settings=settings):
-            answer = generate(target, LMDraft(draft), PROMPT, settings, draws=draws)
+            answer = generate_ids(target, LMDraft(draft), PROMPT, settings, draws=draws)
             tally = Tally.of(answer.rounds)
             assert tally.emitted == len(answer.token_ids) - 1
             assert 0 <= tally.accepted <= tally.drafted

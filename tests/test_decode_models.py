@@ -8,7 +8,7 @@ from conftest import make_llama, make_tokenizer
 
 from configs.errors import UserError
 from decode.drafts.lm import LMDraft
-from decode.generate import Settings, generate
+from decode.generation import Settings, generate_ids
 from decode.laws import Law
 from decode.models import (
     Reference,
@@ -124,12 +124,12 @@ def test_padded_vocabularies_of_other_sizes_work_and_padding_ids_are_never_draft
     draft = LMDraft.of_pair(target, drafted)
     assert target.vocabulary == (real if target_padding else None)
     for law in (Law(0.0, vocabulary=real), Law(1.5, vocabulary=real)):
-        answer = generate(target.model, draft, [5, 9], Settings(law, max_new_tokens=40, num_draft_tokens=3))
+        answer = generate_ids(target.model, draft, [5, 9], Settings(law, max_new_tokens=40, num_draft_tokens=3))
         assert all(token < real for r in answer.rounds for token in r.drafted)
         assert all(token < real for token in answer.token_ids)
     greedy = Settings(Law(0.0, vocabulary=real), max_new_tokens=40)
-    plain = generate(target.model, None, [5, 9], greedy).token_ids
-    assert generate(target.model, draft, [5, 9], greedy).token_ids == plain
+    plain = generate_ids(target.model, None, [5, 9], greedy).token_ids
+    assert generate_ids(target.model, draft, [5, 9], greedy).token_ids == plain
 
 
 def test_a_draft_that_ends_at_another_token_is_taken_with_a_warning(tiny_target, tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 from decode.chat import render_chat, render_prompt
 from decode.drafts.lm import LMDraft
-from decode.generate import Settings, generate
+from decode.generation import Settings, generate_ids
 from decode.models import load_model
 from decode.stops import Stops
 from eval.certificate import NEAR_TIE_FP32, first_difference, tie_gap
@@ -44,13 +44,13 @@ def test_greedy_equals_plain_greedy_on_forty_prompts_of_thirty_two_tokens(target
     for number, prompt in enumerate(prompts):
         ids = render_prompt(target.tokenizer, prompt.messages)
         settings = Settings(max_new_tokens=32, num_draft_tokens=1 + number % 4, stops=Stops(target.eos_ids))
-        plain = generate(target.model, None, ids, settings).token_ids
-        answer = generate(target.model, draft, ids, settings)
+        plain = generate_ids(target.model, None, ids, settings).token_ids
+        answer = generate_ids(target.model, draft, ids, settings)
         accepted, drafted = accepted + answer.tally.accepted, drafted + answer.tally.drafted
         compared += len(plain)
         at = first_difference(plain, answer.token_ids)
         if at is not None:
-            assert tie_gap(target.model, ids, plain, answer.token_ids, at) < NEAR_TIE_FP32, prompt.id
+            assert tie_gap(target.model, ids, plain, answer.token_ids, at, settings).gap < NEAR_TIE_FP32, prompt.id
             near_ties.append(prompt.id)
     print(f"{compared} tokens, {accepted} of {drafted} drafted accepted, near-ties: {near_ties}")
     assert len(near_ties) <= 1

@@ -6,7 +6,7 @@ from enumeration import exact_law
 from tables import random_table
 
 from decode.drafts.lm import LMDraft
-from decode.generate import Settings, generate
+from decode.generation import Settings, generate_ids
 from decode.laws import Law
 from decode.verify import VERIFIERS
 from eval.latency import Latency
@@ -38,7 +38,7 @@ def test_expected_rounds_given_a_text_equal_the_decoders_by_enumeration(law, ver
     settings = Settings(law, tokens, num_draft_tokens, verifier=verifier)
 
     def outcome(draws):
-        answer = generate(target, LMDraft(draft), PROMPT, settings, draws=draws)
+        answer = generate_ids(target, LMDraft(draft), PROMPT, settings, draws=draws)
         return (*answer.token_ids, len(answer.rounds))
 
     by_text: dict[tuple[int, ...], list[float]] = {}

@@ -11,14 +11,15 @@ import torch
 
 from configs.errors import UserError
 from decode.drafts.lm import LMDraft
-from decode.generate import Settings, generate
+from decode.generation import Settings, generate_ids
 from decode.laws import Law
 from decode.models import load_model
 from decode.stops import Stops
 from decode.verify import VERIFIERS
 from eval.certificate import certify, first_difference
+from eval.eval_options import EvalOptions
 from eval.live import hf_arm, run_prompt
-from eval.measure import EvalSettings, measure
+from eval.measure import measure
 from eval.report import Report
 from eval.suites import Prompt
 
@@ -34,7 +35,7 @@ def settings_for(target, draft, **changes):
     values = {"target": str(target), "draft": str(draft), "max_prompts": 8, "max_new_tokens": 24, "threads": 1,
               "fp32_prompts": 3, "fp32_tokens": 12, "longest_draft": 4,
               "suite": str(changes.pop("suite", "suite"))}  # fmt: skip
-    return EvalSettings(**(values | changes))
+    return EvalOptions(**(values | changes))
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +132,7 @@ def test_a_decoder_that_accepts_too_much_fails_the_certificate(pair, monkeypatch
         return accepted, p[:, -1].argmax(-1)
 
     monkeypatch.setitem(VERIFIERS, "block", accept_all)
-    certificate = certify(target.model, LMDraft(draft.model), prompt_runs(pair, settings), settings, 3, 12)
+    certificate = certify(target, LMDraft(draft.model), prompt_runs(pair, settings), settings, 3, 12)
     assert not certificate.passed
     assert certificate.fp32_failures
     assert certificate.run_dtype_failures
@@ -159,7 +160,7 @@ def test_tokens_after_a_stop_fail_the_certificate(pair):
     settings = Settings(max_new_tokens=8)
     runs = prompt_runs(pair, settings, 1)
     stop = Settings(max_new_tokens=8, stops=Stops((runs[0].trace.token_ids[3],)))
-    certificate = certify(target.model, LMDraft(draft.model), runs, stop, 1, 8)
+    certificate = certify(target, LMDraft(draft.model), runs, stop, 1, 8)
     assert certificate.tokens_after_stop == 8 - 1 - runs[0].trace.token_ids.index(stop.stops.eos_ids[0])
     assert not certificate.passed
 
@@ -167,15 +168,15 @@ def test_tokens_after_a_stop_fail_the_certificate(pair):
 def test_hf_generate_and_our_plain_loop_write_the_same_text(pair):
     target, _ = pair
     settings = Settings(max_new_tokens=15)
-    arm = hf_arm(target.model, [5, 9, 30], settings)
-    assert arm.token_ids == generate(target.model, None, [5, 9, 30], settings).token_ids
+    arm = hf_arm(target, [5, 9, 30], settings)
+    assert arm.token_ids == generate_ids(target.model, None, [5, 9, 30], settings).token_ids
     assert arm.prefill_s > 0
     assert arm.decode_s > 0
 
 
 def test_hf_generate_samples_without_touching_the_global_random_state(pair):
     before = torch.random.get_rng_state()
-    arm = hf_arm(pair[0].model, [5, 9], Settings(Law(1.0, top_k=5), max_new_tokens=5, seed=1))
+    arm = hf_arm(pair[0], [5, 9], Settings(Law(1.0, top_k=5), max_new_tokens=5, seed=1))
     assert len(arm.token_ids) == 5
     assert torch.equal(torch.random.get_rng_state(), before)
 

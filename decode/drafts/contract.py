@@ -14,7 +14,10 @@ State = TypeVar("State")
 
 @dataclass(frozen=True)
 class Proposal:
-    """A drafted chain: tokens [B, K], the laws they were drawn from, q [B, K, V], and the seconds in forwards."""
+    """A drafted chain: tokens [B, K], the laws they were drawn from, q [B, K, V], and the seconds in forwards.
+
+    q is over the target's V ids. A draft that gives no probabilities sets q one-hot at its tokens: that is their law.
+    """
 
     tokens: Tensor
     q: Tensor
@@ -24,19 +27,31 @@ class Proposal:
 class Draft(Protocol[State]):
     """A draft follows the committed text and proposes how it goes on. Its state is explicit and clonable.
 
-    `context_tokens` is how long a text it can follow; beyond it the decoder takes plain steps.
+    `context_tokens` is how long a text it can follow; beyond it the decoder takes plain steps. `taps` names the
+    target's hidden states that it reads (decode.kv.Reader), often none. The target has read every committed token
+    but the last, so hidden states [B, T, D·taps] always belong to the tokens one place before those they come with.
     """
 
     context_tokens: int
+    taps: tuple[int, ...]
 
-    def start(self, ids: Tensor, clock: Clock = ...) -> State:
-        """Begin to follow the committed text `ids` [B, T]; `clock` times its forwards."""
+    def start(self, text: Tensor, hidden: Tensor | None, clock: Clock = ...) -> State:
+        """Begin to follow the committed `text` [B, L]; `hidden` is that of its first L - 1 tokens, or None (no taps).
+
+        `clock` times the draft's forwards.
+        """
         ...
 
     def propose(self, state: State, num_tokens: int, law: Law, draws: Draws) -> Proposal:
-        """Draft `num_tokens` >= 1 tokens after the committed text, each drawn from `law` of the draft's logits."""
+        """Draft `num_tokens` >= 1 tokens after the committed text, each drawn from `law` of the draft's logits.
+
+        Fewer, even none, are allowed where that does not depend on what was drawn.
+        """
         ...
 
-    def commit(self, state: State, ids: Tensor) -> None:
-        """Append `ids` [B, T] to the committed text and drop whatever of the last proposal is not in it."""
+    def commit(self, state: State, ids: Tensor, hidden: Tensor | None) -> None:
+        """Append `ids` [B, T] to the committed text and drop whatever of the last proposal is not in it.
+
+        `hidden` [B, T, D·taps] belongs to the text's last token before `ids` and to all of `ids` but the last.
+        """
         ...

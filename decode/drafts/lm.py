@@ -32,6 +32,8 @@ class LMDraft:
     are never chosen: Law.vocabulary sees to that for both.
     """
 
+    taps: tuple[int, ...] = ()
+
     def __init__(self, model: Any, rows: int | None = None) -> None:
         self.model = model
         self.context_tokens = int(model.config.max_position_embeddings)
@@ -52,11 +54,11 @@ class LMDraft:
         shared = logits[..., : self.rows]
         return torch.nn.functional.pad(shared, (0, self.rows - shared.shape[-1]), value=-torch.inf)
 
-    def start(self, ids: Tensor, clock: Clock = perf_counter) -> LMState:
+    def start(self, text: Tensor, hidden: Tensor | None = None, clock: Clock = perf_counter) -> LMState:
         reader = Reader(self.model, clock)
-        if ids.shape[1] > 1:
-            reader.read(ids[:, :-1], keep=1)
-        return LMState(reader, ids)
+        if text.shape[1] > 1:
+            reader.read(text[:, :-1], keep=0)
+        return LMState(reader, text)
 
     def propose(self, state: LMState, num_tokens: int, law: Law, draws: Draws) -> Proposal:
         laws: list[Tensor] = []
@@ -68,7 +70,7 @@ class LMDraft:
             laws.append(q)
         return Proposal(text[:, -num_tokens:], torch.cat(laws, dim=1), state.reader.forward_s - began_s)
 
-    def commit(self, state: LMState, ids: Tensor) -> None:
+    def commit(self, state: LMState, ids: Tensor, hidden: Tensor | None = None) -> None:
         # Drafted tokens that were accepted have been read already, all but the last one.
         state.text = torch.cat([state.text, ids], dim=1)
         state.reader.rewind(min(state.reader.length, state.text.shape[1] - 1))

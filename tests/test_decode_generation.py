@@ -6,7 +6,7 @@ from conftest import make_llama
 
 from configs.errors import UserError
 from decode.drafts.lm import LMDraft
-from decode.generate import Settings, generate, stream
+from decode.generation import Settings, generate_ids, stream_ids
 from decode.kv import Reader
 from decode.laws import Law
 from decode.round import Pair, Rules, play_round
@@ -38,8 +38,8 @@ def drafts(target):
 def test_greedy_equals_plain_greedy(target, drafts, kind, num_draft_tokens):
     for prompt in PROMPTS:
         settings = Settings(max_new_tokens=50, num_draft_tokens=num_draft_tokens)
-        plain = generate(target, None, prompt, settings)
-        drafted = generate(target, drafts[kind], prompt, settings)
+        plain = generate_ids(target, None, prompt, settings)
+        drafted = generate_ids(target, drafts[kind], prompt, settings)
         assert drafted.token_ids == plain.token_ids
 
 
@@ -47,12 +47,13 @@ def test_plain_decoding_equals_hf_generate(target):
     for prompt in PROMPTS:
         expected = target.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False, eos_token_id=None)
         assert (
-            generate(target, None, prompt, Settings(max_new_tokens=30)).token_ids == expected[0, len(prompt) :].tolist()
+            generate_ids(target, None, prompt, Settings(max_new_tokens=30)).token_ids
+            == expected[0, len(prompt) :].tolist()
         )
 
 
 def test_a_draft_equal_to_the_target_is_always_accepted(target, drafts):
-    answer = generate(target, drafts["the target itself"], [5, 6], Settings(max_new_tokens=21, num_draft_tokens=4))
+    answer = generate_ids(target, drafts["the target itself"], [5, 6], Settings(max_new_tokens=21, num_draft_tokens=4))
     assert answer.tally == Tally(rounds=4, drafted=16, accepted=16, emitted=20)
     assert answer.tally.tau == 5.0
 
@@ -115,7 +116,7 @@ def test_a_sliding_window_is_crossed_without_a_difference(num_draft_tokens):
     settings = Settings(max_new_tokens=60, num_draft_tokens=num_draft_tokens)
     prompt = list(range(5, 15))
     expected = target.generate(torch.tensor([prompt]), max_new_tokens=60, do_sample=False, eos_token_id=None)
-    plain, drafted = generate(target, None, prompt, settings), generate(target, draft, prompt, settings)
+    plain, drafted = generate_ids(target, None, prompt, settings), generate_ids(target, draft, prompt, settings)
     assert plain.token_ids == expected[0, 10:].tolist()
     assert drafted.token_ids == plain.token_ids
     assert 0 < drafted.tally.accepted < drafted.tally.drafted
@@ -125,8 +126,8 @@ def test_past_the_drafts_own_context_the_target_goes_on_with_plain_steps(target)
     short = LMDraft(make_llama(vocabulary=120, layers=1, seed=7, context=24))
     settings = Settings(max_new_tokens=40, num_draft_tokens=4)
     for prompt in ([5, 6, 7], list(range(3, 33))):
-        answer = generate(target, short, prompt, settings)
-        assert answer.token_ids == generate(target, None, prompt, settings).token_ids
+        answer = generate_ids(target, short, prompt, settings)
+        assert answer.token_ids == generate_ids(target, None, prompt, settings).token_ids
         assert not answer.rounds[-3].drafted
 
 
@@ -145,10 +146,10 @@ def test_a_cloned_state_goes_its_own_way(target, drafts):
 @pytest.mark.parametrize("kind", ["part of the target", "the target itself"])
 @pytest.mark.parametrize("place", range(1, 14))
 def test_an_end_token_stops_the_answer_at_every_offset_of_the_block(target, drafts, kind, place):
-    long = generate(target, None, [17, 40, 3], Settings(max_new_tokens=40)).token_ids
+    long = generate_ids(target, None, [17, 40, 3], Settings(max_new_tokens=40)).token_ids
     eos = long[place]
     settings = Settings(max_new_tokens=40, num_draft_tokens=4, stops=Stops((eos, 119)))
-    answer = generate(target, drafts[kind], [17, 40, 3], settings)
+    answer = generate_ids(target, drafts[kind], [17, 40, 3], settings)
     assert answer.token_ids == long[: long.index(eos) + 1]
     assert answer.stopped_by == "eos"
     assert sum(len(r.tokens) for r in answer.rounds) == len(answer.token_ids) - 1
@@ -158,7 +159,7 @@ def test_an_end_token_stops_the_answer_at_every_offset_of_the_block(target, draf
 @pytest.mark.parametrize("max_new_tokens", range(1, 9))
 def test_max_new_tokens_is_exact_and_drafts_no_further(target, drafts, max_new_tokens):
     settings = Settings(max_new_tokens=max_new_tokens, num_draft_tokens=5)
-    answer = generate(target, drafts["the target itself"], [5], settings)
+    answer = generate_ids(target, drafts["the target itself"], [5], settings)
     assert len(answer.token_ids) == max_new_tokens
     assert answer.stopped_by == "max_new_tokens"
     left = max_new_tokens - 1
@@ -169,14 +170,14 @@ def test_max_new_tokens_is_exact_and_drafts_no_further(target, drafts, max_new_t
 
 def test_an_answer_ends_where_the_context_ends(target, drafts):
     prompt = [5] * (target.config.max_position_embeddings - 4)
-    answer = generate(target, drafts["part of the target"], prompt, Settings(max_new_tokens=30))
+    answer = generate_ids(target, drafts["part of the target"], prompt, Settings(max_new_tokens=30))
     assert (len(answer.token_ids), answer.stopped_by) == (4, "context")
 
 
 @pytest.mark.parametrize(("prompt", "words"), [([], "empty"), ([5] * 256, "256 tokens; this target holds 256")])
 def test_a_prompt_that_cannot_be_answered_is_refused(target, prompt, words):
     with pytest.raises(UserError, match=words):
-        generate(target, None, prompt, Settings())
+        generate_ids(target, None, prompt, Settings())
 
 
 def test_a_draft_length_below_one_is_refused():
@@ -187,7 +188,7 @@ def test_a_draft_length_below_one_is_refused():
 def test_a_seed_repeats_its_answer_and_another_seed_does_not(target, drafts):
     def answer(seed):
         settings = Settings(Law(1.0), max_new_tokens=30, seed=seed)
-        return generate(target, drafts["part of the target"], [17, 40], settings).token_ids
+        return generate_ids(target, drafts["part of the target"], [17, 40], settings).token_ids
 
     assert answer(1) == answer(1)
     assert answer(1) != answer(2)
@@ -198,7 +199,7 @@ def test_neither_model_nor_the_global_random_state_is_changed(target, drafts):
     before = [{k: v.clone() for k, v in m.state_dict().items()} for m in (target, draft.model)]
     configs = [m.config.to_dict() for m in (target, draft.model)]
     random_state = torch.random.get_rng_state()
-    generate(target, draft, [17, 40], Settings(Law(1.0), max_new_tokens=30))
+    generate_ids(target, draft, [17, 40], Settings(Law(1.0), max_new_tokens=30))
     for model, weights, config in zip((target, draft.model), before, configs, strict=True):
         assert all(torch.equal(v, weights[k]) for k, v in model.state_dict().items())
         assert model.config.to_dict() == config
@@ -207,8 +208,8 @@ def test_neither_model_nor_the_global_random_state_is_changed(target, drafts):
 
 def test_streaming_yields_the_same_answer_round_by_round(target, drafts):
     settings = Settings(max_new_tokens=25, num_draft_tokens=3)
-    lengths = [len(answer.token_ids) for answer in stream(target, drafts["part of the target"], [5, 6], settings)]
-    whole = generate(target, drafts["part of the target"], [5, 6], settings)
+    lengths = [len(answer.token_ids) for answer in stream_ids(target, drafts["part of the target"], [5, 6], settings)]
+    whole = generate_ids(target, drafts["part of the target"], [5, 6], settings)
     assert lengths[0] == 1
     assert lengths[-1] == len(whole.token_ids) == 25
     assert len(lengths) == len(whole.rounds) + 1
@@ -217,7 +218,7 @@ def test_streaming_yields_the_same_answer_round_by_round(target, drafts):
 def test_the_recorded_probabilities_are_those_of_the_models(target, drafts):
     """Each round's p, q and overlap, worked out again by full passes without any cache."""
     prompt, law, draft = [17, 40, 3], Law(1.0), drafts["part of the target"]
-    answer = generate(target, draft, prompt, Settings(law, max_new_tokens=20, num_draft_tokens=3, seed=5))
+    answer = generate_ids(target, draft, prompt, Settings(law, max_new_tokens=20, num_draft_tokens=3, seed=5))
     text = prompt + answer.token_ids[:1]
     for r in answer.rounds:
         whole = torch.tensor([text + list(r.drafted)])
@@ -234,7 +235,7 @@ def make_round(drafted, accepted, tokens):
     from decode.trace import Round
 
     n = drafted
-    return Round(tuple(range(n)), accepted, tuple(range(tokens)), *[(0.5,) * n] * 3, 0.0, 0.0, 0.0, 0.0)
+    return Round(tuple(range(n)), accepted, tuple(range(tokens)), *[(0.5,) * n] * 5, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_positions_of_a_trace_counted_by_hand():

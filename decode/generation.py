@@ -1,5 +1,6 @@
-"""Prefill, rounds, stops: from a prompt to an answer and its trace."""
+"""Prefill, rounds, stops: from the ids of a prompt to those of an answer, and its trace."""
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -15,7 +16,7 @@ from decode.laws import Law
 from decode.length import Fixed, LengthPolicy
 from decode.processors import Penalties
 from decode.round import Pair, Rules, play_round
-from decode.stops import Stops, StopWatch, cut_text
+from decode.stops import Stops, StopWatch
 from decode.trace import Round, Tally
 from decode.verify import DEFAULT_VERIFIER, VERIFIERS
 
@@ -24,18 +25,18 @@ from decode.verify import DEFAULT_VERIFIER, VERIFIERS
 class Settings:
     """What is asked of one call.
 
-    `num_draft_tokens` is γ, or a policy that picks it each round (decode/length.py). `verifier` is token, block or
-    match. `draft_temperature` lets the draft draw from another law than the target; None is the target's.
-    `seed_exact` shares the noise of each place between draft and target, so that a sampled answer equals the sampled
-    plain answer of the same seed; it verifies by match.
+    `num_draft_tokens` is γ, or a policy that picks it each round (decode/length.py). `seed` None is another one in
+    each call. `verifier` is token, block or match; None is block. `draft_temperature` lets the draft draw from another
+    law than the target; None is the target's. `seed_exact` shares the noise of each place between draft and target,
+    so that a sampled answer equals the sampled plain answer of the same seed; it verifies by match.
     """
 
     law: Law = field(default_factory=Law)
     max_new_tokens: int = 128
     num_draft_tokens: int | LengthPolicy = 3
     stops: Stops = field(default_factory=Stops)
-    seed: int = 0
-    verifier: str = DEFAULT_VERIFIER
+    seed: int | None = None
+    verifier: str | None = None
     penalties: Penalties = field(default_factory=Penalties)
     draft_temperature: float | None = None
     seed_exact: bool = False
@@ -45,9 +46,20 @@ class Settings:
             Fixed(self.num_draft_tokens)
         if self.max_new_tokens < 1:
             raise UserError(f"max_new_tokens {self.max_new_tokens}: expected 1 or more")
-        if self.verifier not in VERIFIERS:
+        if self.chosen_verifier not in VERIFIERS:
             raise UserError(f"verifier {self.verifier!r}: expected {', '.join(VERIFIERS)}")
+        if self.seed_exact and self.chosen_verifier != "match":
+            raise UserError(f"seed_exact verifies by match: verifier {self.verifier!r} has no effect; leave it out")
         self.draft_law(self.law)  # refuses a bad draft temperature
+
+    @property
+    def chosen_verifier(self) -> str:
+        return self.verifier or ("match" if self.seed_exact else DEFAULT_VERIFIER)
+
+    def target_law(self, prompt_tokens: int, device: torch.device) -> Law:
+        """The target's law for one prompt: `law` with the penalties as its first processors."""
+        penalties = self.penalties.processors(prompt_tokens, self.stops.eos_ids, device)
+        return replace(self.law, processors=(*penalties, *self.law.processors))
 
     def draft_law(self, target_law: Law) -> Law:
         """The draft's law: the target's, or the same at another temperature (greedy has no use for filters)."""
@@ -72,6 +84,7 @@ class Generation:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     stopped_by: str = ""
+    seed: int = 0
 
     @property
     def tally(self) -> Tally:
@@ -82,12 +95,8 @@ class Generation:
         """Tokens that decoding made: all but the one that prefill gave."""
         return max(0, len(self.token_ids) - 1)
 
-    def text(self, tokenizer: Any, stops: Stops) -> str:
-        """The answer without special tokens, up to the end of the stop string that ended it."""
-        return cut_text(str(tokenizer.decode(self.token_ids, skip_special_tokens=True)), stops.strings)
 
-
-def generate(
+def generate_ids(
     target: Any, draft: Draft[Any] | None, prompt_ids: list[int], settings: Settings,
     tokenizer: Any = None, draws: Draws | None = None, clock: Clock | None = None,
 ) -> Generation:  # fmt: skip
@@ -97,32 +106,31 @@ def generate(
     random state. `tokenizer` is needed for stop strings only.
     Raises UserError for a prompt that is empty or does not fit the context.
     """
-    *_, answer = stream(target, draft, prompt_ids, settings, tokenizer, draws, clock)
+    *_, answer = stream_ids(target, draft, prompt_ids, settings, tokenizer, draws, clock)
     return answer
 
 
 @torch.no_grad()
-def stream(
+def stream_ids(
     target: Any, draft: Draft[Any] | None, prompt_ids: list[int], settings: Settings,
     tokenizer: Any = None, draws: Draws | None = None, clock: Clock | None = None,
 ) -> Iterator[Generation]:  # fmt: skip
-    """Like `generate`, but yields the growing answer after prefill and after every round."""
+    """Like `generate_ids`, but yields the growing answer after prefill and after every round."""
     limit, limit_reason = _token_limit(target, prompt_ids, settings)
     watch = StopWatch(settings.stops, prompt_ids, limit, limit_reason, tokenizer)
     device = next(target.parameters()).device
-    rules = _rules(settings, len(prompt_ids), device, draws)
+    answer = Generation(seed=secrets.randbits(31) if settings.seed is None else settings.seed)
+    rules = _rules(settings, len(prompt_ids), device, draws or _draws(settings, answer.seed, device))
     clock = clock or device_clock(device)
     policy = settings.length_policy()
-    answer = Generation()
 
     began = clock()
     ids = torch.tensor([prompt_ids], device=device)
-    reader = Reader(target, clock)
+    reader = Reader(target, clock, draft.taps if draft else ())
     first = rules.draws.choose(rules.target_law(reader.read(ids, keep=1), ids), len(prompt_ids))
     pair = Pair(reader, torch.cat([ids, first], dim=1))
     if draft is not None and len(prompt_ids) < draft.context_tokens:
-        pair.draft, pair.draft_state = draft, draft.start(ids, clock)
-        draft.commit(pair.draft_state, first)
+        pair.draft, pair.draft_state = draft, draft.start(pair.text, reader.tapped, clock)
     answer.token_ids.append(int(first))
     watch.keep(answer.token_ids)
     answer.prefill_s = clock() - began
@@ -158,13 +166,13 @@ def device_clock(device: torch.device) -> Clock:
     return synchronised
 
 
-def _rules(settings: Settings, prompt_tokens: int, device: torch.device, draws: Draws | None) -> Rules:
-    processors = settings.penalties.processors(prompt_tokens, settings.stops.eos_ids, device)
-    law = replace(settings.law, processors=(*processors, *settings.law.processors))
-    draft_law = settings.draft_law(law)
-    if settings.seed_exact:
-        return Rules(law, draft_law, VERIFIERS["match"], draws or SharedNoise(settings.seed, device))
-    return Rules(law, draft_law, VERIFIERS[settings.verifier], draws or SeededDraws(settings.seed, device))
+def _draws(settings: Settings, seed: int, device: torch.device) -> Draws:
+    return SharedNoise(seed, device) if settings.seed_exact else SeededDraws(seed, device)
+
+
+def _rules(settings: Settings, prompt_tokens: int, device: torch.device, draws: Draws) -> Rules:
+    law = settings.target_law(prompt_tokens, device)
+    return Rules(law, settings.draft_law(law), VERIFIERS[settings.chosen_verifier], draws)
 
 
 def _token_limit(target: Any, prompt_ids: list[int], settings: Settings) -> tuple[int, str]:

@@ -1,0 +1,114 @@
+"""From words to words: `decode.generate` and `decode.stream`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from configs.errors import UserError
+from configs.reader import checked
+from decode.chat import Message, render_prompt
+from decode.drafts.contract import Draft
+from decode.drafts.lm import LMDraft
+from decode.generation import Generation, Settings, stream_ids
+from decode.models import Loaded, load_model
+from decode.options import DecodeOptions
+from decode.stops import cut_text
+from decode.trace import Round, Tally
+
+Prompt = str | Sequence[Message] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came out, round by round and in total. Seconds are of the prompt's pass and of all that followed.
+
+    `text` leaves special tokens out and ends with the stop string, where one ended it.
+    """
+
+    token_ids: list[int]
+    text: str
+    rounds: list[Round]
+    totals: Tally
+    stopped_by: str
+    seed: int
+    prefill_s: float
+    decode_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values: ids, text, rounds, and the statistics of the whole."""
+        decoded = len(self.token_ids) - 1
+        statistics = asdict(self.totals) | {
+            "new_tokens": len(self.token_ids),
+            "accepted_share": self.totals.accepted_share,
+            "tau": self.totals.tau,
+            "prefill_s": self.prefill_s,
+            "decode_s": self.decode_s,
+            "tokens_per_s": decoded / self.decode_s if self.decode_s else None,
+        }
+        return {
+            "token_ids": self.token_ids,
+            "text": self.text,
+            "stopped_by": self.stopped_by,
+            "seed": self.seed,
+            "rounds": [asdict(done) for done in self.rounds],
+            "statistics": statistics,
+        }
+
+
+def load_draft(target: Loaded, text: str, dtype: str = "auto", device: str = "auto") -> LMDraft:
+    """The draft in a folder, Hub id or GGUF file, for this target. Raises UserError when the two do not fit."""
+    return LMDraft.of_pair(target, load_model(text, dtype, device))
+
+
+def generate(
+    target: Loaded, draft: Draft[Any] | None, prompt: Prompt, settings: Settings | None = None, **options: Any
+) -> Answer:
+    """Decode `prompt` losslessly: a user's turn, a chat, or token ids. Without `draft` this is plain decoding.
+
+    How, is said by `options` (see DecodeOptions) or by `settings`, which can say more. Neither model's weights or
+    config are changed, nor torch's global random state. Raises UserError for what cannot be honoured.
+    """
+    settings = _settings(target, settings, options)
+    *_, grown = stream_ids(target.model, draft, prompt_ids(target, prompt), settings, target.tokenizer)
+    return _answer(grown, target, settings)
+
+
+def stream(
+    target: Loaded, draft: Draft[Any] | None, prompt: Prompt, settings: Settings | None = None, **options: Any
+) -> Iterator[Answer]:
+    """Like `generate`, but yields the answer so far after the prompt's pass and after every round."""
+    settings = _settings(target, settings, options)
+    for grown in stream_ids(target.model, draft, prompt_ids(target, prompt), settings, target.tokenizer):
+        yield _answer(grown, target, settings)
+
+
+def prompt_ids(target: Loaded, prompt: Prompt) -> list[int]:
+    """Token ids of a user's turn or a chat under the target's template; ids stay what they are."""
+    if isinstance(prompt, str):
+        return render_prompt(target.tokenizer, [{"role": "user", "content": prompt}])
+    if all(isinstance(part, int) for part in prompt):
+        return [int(part) for part in prompt]  # type: ignore[arg-type]
+    return render_prompt(target.tokenizer, list(prompt))  # type: ignore[arg-type]
+
+
+def _settings(target: Loaded, settings: Settings | None, options: dict[str, Any]) -> Settings:
+    if settings is None:
+        asked = checked(DecodeOptions, options)
+        return asked.settings(target, asked.costs())
+    if options:
+        raise UserError(f"give settings or options, not both (got {', '.join(options)})")
+    return settings
+
+
+def _answer(grown: Generation, target: Loaded, settings: Settings) -> Answer:
+    text = target.tokenizer.decode(grown.token_ids, skip_special_tokens=True)
+    return Answer(
+        token_ids=list(grown.token_ids),
+        text=cut_text(str(text), settings.stops.strings),
+        rounds=list(grown.rounds),
+        totals=grown.tally,
+        stopped_by=grown.stopped_by,
+        seed=grown.seed,
+        prefill_s=grown.prefill_s,
+        decode_s=grown.decode_s,
+    )

@@ -1,0 +1,23 @@
+"""What is measured, on what, and under which law: the options of `eval`, with their help."""
+
+from pydantic import Field
+
+from decode.options import DecodeOptions
+
+
+class EvalOptions(DecodeOptions):
+    """The decoder's options, and how to measure under them."""
+
+    target: str = Field(description="Target: a folder, a Hub id[@revision] or a GGUF file.")
+    draft: str = Field(description="Draft, named like the target.")
+    suite: str = Field("suite", description="Prompt file (.jsonl, .parquet) or the name of one of ours.")
+    max_prompts: int = Field(16, ge=1, description="Prompts, taken from the categories in turn.")
+    max_new_tokens: int = Field(64, ge=2, description="Tokens of each answer at most.")
+    seed: int = Field(0, ge=0, description="Seed of the draws and of HF generate.")
+    dtype: str = Field("auto", description="auto (as stored), float32, bfloat16 or float16.")
+    device: str = Field("auto", description="auto (the accelerator where there is one), cpu, cuda, cuda:N.")
+    threads: int = Field(0, ge=0, description="CPU threads; 0: as many as make plain decoding fastest, measured first.")
+    repeats: int = Field(1, ge=1, description="Times each arm decodes each prompt; the median counts.")
+    longest_draft: int = Field(8, ge=1, description="Largest γ whose speed-up is predicted, and that auto may choose.")
+    fp32_prompts: int = Field(8, ge=1, description="Prompts that the certificate decodes again in float32.")
+    fp32_tokens: int = Field(32, ge=1, description="Tokens of each of them.")
