@@ -1,8 +1,8 @@
 """From words to words: `decode.generate` and `decode.stream`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from configs.errors import UserError
 from configs.reader import checked
@@ -83,12 +83,17 @@ def stream(
 
 
 def prompt_ids(target: Loaded, prompt: Prompt) -> list[int]:
-    """Token ids of a user's turn or a chat under the target's template; ids stay what they are."""
+    """Token ids of a user's turn or a chat under the target's template; ids stay what they are.
+
+    Raises UserError for anything else, several prompts at once included.
+    """
     if isinstance(prompt, str):
         return render_prompt(target.tokenizer, [{"role": "user", "content": prompt}])
-    if all(isinstance(part, int) for part in prompt):
-        return [int(part) for part in prompt]  # type: ignore[arg-type]
-    return render_prompt(target.tokenizer, list(prompt))  # type: ignore[arg-type]
+    if all(isinstance(part, Mapping) for part in prompt):
+        return render_prompt(target.tokenizer, cast(list[Message], list(prompt)))
+    if not all(isinstance(part, int) for part in prompt):
+        raise UserError("prompt: expected one text, one chat (role and content) or one list of token ids")
+    return cast(list[int], list(prompt))
 
 
 def _settings(target: Loaded, settings: Settings | None, options: dict[str, Any]) -> Settings:

@@ -129,6 +129,10 @@ def stream_ids(
     reader = Reader(target, clock, draft.taps if draft else ())
     first = rules.draws.choose(rules.target_law(reader.read(ids, keep=1), ids), len(prompt_ids))
     pair = Pair(reader, torch.cat([ids, first], dim=1))
+    if draft is not None and not reader.can_rewind:
+        raise UserError(
+            "this target keeps a running state that cannot be taken back after a rejected token; use no draft"
+        )
     if draft is not None and len(prompt_ids) < draft.context_tokens:
         pair.draft, pair.draft_state = draft, draft.start(pair.text, reader.tapped, clock)
     answer.token_ids.append(int(first))

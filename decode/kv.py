@@ -1,7 +1,6 @@
 """A causal LM together with the key/value cache of the tokens it has read."""
 
 import copy
-import inspect
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
@@ -9,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+
+from decode.compiled import Compiled, cache_argument
 
 Clock = Callable[[], float]
 
@@ -28,7 +29,7 @@ class Reader:
         self.length = 0
         self.forward_s = 0.0
         self._clock = clock
-        self._cache = DynamicCache(config=model.config)
+        self._cache = model.empty_cache() if isinstance(model, Compiled) else DynamicCache(config=model.config)
         for layer in self._cache.layers:
             if hasattr(layer, "activate_past_recording"):
                 layer.activate_past_recording()  # sliding windows keep what a rejection may bring back
@@ -50,11 +51,15 @@ class Reader:
             self.tapped = torch.cat([output.hidden_states[layer] for layer in self.taps], dim=-1)
         return output.logits
 
+    @property
+    def can_rewind(self) -> bool:
+        """False when the model keeps a running state that cannot be taken back; known once something was read."""
+        return bool(getattr(self._cache, "is_croppable", True))
+
     def rewind(self, length: int) -> None:
         """Forget every token from position `length` on."""
         assert 0 <= length <= self.length, (length, self.length)
-        if length < self.length:
-            self._cache.crop(length - self.length)
+        self._cache.crop(length - self.length)  # by 0 too: short-convolution layers then drop what they kept for this
         self.length = length
 
     def clone(self) -> "Reader":
@@ -66,8 +71,3 @@ class Reader:
     def keys_and_values(self) -> list[tuple[Tensor, Tensor]]:
         """The cached keys and values [B, heads, length, width] of each layer, for checks."""
         return [(layer.keys, layer.values) for layer in self._cache.layers]
-
-
-def cache_argument(model: Any) -> str:
-    """transformers 5.24 renamed the forward argument `past_key_values` to `cache`; both are served."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -88,17 +88,17 @@ class Auto:
     """γ with the largest expected tokens per cost, from this call's acceptance by position and a frozen profile.
 
     Each position starts from `prior` acceptance with the weight of `prior_rounds` rounds. Once plain steps win, the
-    draft is tried again with one token after 8, 16, 32, ... of them, so that a draft that never pays costs little and
+    draft is tried again with one token after 16, 32, 64, ... of them, so that a draft that never pays costs little and
     one that starts to pay is noticed.
     """
 
     costs: Costs
-    prior: float = 0.6
-    prior_rounds: float = 2.0
+    prior: float = 0.4
+    prior_rounds: float = 3.0
     _accepted: dict[int, float] = field(default_factory=dict)
     _reached: dict[int, float] = field(default_factory=dict)
     _plain_steps: int = 0
-    _patience: int = 8
+    _patience: int = 16
 
     def start(self) -> "Auto":
         return Auto(self.costs, self.prior, self.prior_rounds)

@@ -109,6 +109,8 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
         )
     except UNLOADABLE as error:
         raise UserError(f"{text}: cannot be loaded as a causal language model ({_first_line(error)})") from error
+    if not hasattr(model.config, "max_position_embeddings"):
+        raise UserError(f"{text}: its config gives no context length (max_position_embeddings), as attention models do")
     if reference.gguf:
         _forget_quantization(model)
     model = model.to(named_device(device)).eval().requires_grad_(False)

@@ -42,6 +42,9 @@ class DecodeOptions(StrictSettings):
     )
     min_new_tokens: int = Field(0, description="No end token before this many.")
     stop: tuple[str, ...] = Field((), description="A text that ends the answer; may be given several times.")
+    compile: bool = Field(
+        False, description="Compile short forwards (CUDA graphs on a GPU); a warm-up of minutes that long runs repay."
+    )
     seed: int | None = Field(None, ge=0, description="Seed of the draws. Default: another one in each run.")
 
     @field_validator("logit_bias", mode="before")
@@ -49,6 +52,13 @@ class DecodeOptions(StrictSettings):
     def _read_pairs(cls, given: Any) -> Any:
         """`ID=BIAS` texts, as the command line has them."""
         return dict(pair.split("=", 1) for pair in given) if isinstance(given, list | tuple) else given
+
+    def compiled(self, model: Any, prompt_tokens: int, longest_draft: int) -> Any:
+        """The model as asked for: compiled for texts up to these lengths, or itself."""
+        from decode.compiled import Compiled
+
+        context = prompt_tokens + self.max_new_tokens + longest_draft + 1
+        return Compiled(model, context, widest=longest_draft + 1) if self.compile else model
 
     def costs(self, draft: str | None = None) -> "Costs | None":
         """The profile that auto follows, else None. Raises UserError when auto has none."""

@@ -14,7 +14,7 @@ from decode.draws import Draws
 from decode.kv import Clock, Reader
 from decode.laws import Law
 from decode.trace import Round
-from decode.verify import Verifier, overlap
+from decode.verify import Verifier, entropy, overlap
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _probabilities(p: Tensor, q: Tensor, drafted: Tensor, rules: Rules) -> list[
     at = drafted.unsqueeze(-1)
     p_drafted, q_drafted = (law.gather(-1, at).squeeze(-1) for law in (p, q))
     entropies = [
-        torch.zeros_like(p_drafted) if law.is_greedy else torch.special.entr(probs).sum(-1)
+        torch.zeros_like(p_drafted) if law.is_greedy else entropy(probs)
         for law, probs in ((rules.target_law, p), (rules.draft_law, q))
     ]
     return [p_drafted, q_drafted, overlap(p, q), *entropies]

@@ -31,7 +31,7 @@ def decode(
 ) -> None:
     """Decode one prompt losslessly, with or without a draft, and say what the draft was worth."""
     from configs.errors import UserError
-    from decode.answer import load_draft, stream
+    from decode.answer import load_draft, prompt_ids, stream
     from decode.models import load_model
 
     if draft is None:
@@ -43,7 +43,11 @@ def decode(
     loaded = load_model(target, dtype, device)
     proposer = load_draft(loaded, draft, dtype, device) if draft else None
     settings = replace(options.settings(loaded, costs), seed_exact=seed_exact)
-    asked = list(loaded.tokenizer(prompt).input_ids) if raw else prompt
+    asked = list(loaded.tokenizer(prompt).input_ids) if raw else prompt_ids(loaded, prompt)
+    longest = max(costs.v) if costs else settings.length_policy().next_length()
+    if options.compile:
+        loaded = replace(loaded, model=options.compiled(loaded.model, len(asked), longest))
+        proposer = proposer and proposer.with_model(options.compiled(proposer.model, len(asked), longest))
     growing = stream(loaded, proposer, asked, settings)
     if as_json:
         *_, answer = growing

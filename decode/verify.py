@@ -66,6 +66,11 @@ def overlap(p: Tensor, q: Tensor) -> Tensor:
     return p.minimum(q).sum(-1)
 
 
+def entropy(p: Tensor) -> Tensor:
+    """-Σ_v p log p in nats. p [..., V] -> [...]."""
+    return -(p * p.clamp(min=torch.finfo(p.dtype).tiny).log()).sum(-1)
+
+
 def _ratio(p: Tensor, q: Tensor, drafted: Tensor) -> Tensor:
     """p(x)/q(x) of each drafted token. [B, K]."""
     rows = drafted.unsqueeze(-1)
@@ -75,10 +80,10 @@ def _ratio(p: Tensor, q: Tensor, drafted: Tensor) -> Tensor:
 def _choose_after(accepted: Tensor, weight: Tensor, p: Tensor, q: Tensor, draws: Draws, position: int) -> Tensor:
     """The next token: from (weight·p - q)+ after `accepted` < K tokens, from p after all K. [B]."""
     K = q.shape[1]
-    at = accepted.view(-1, 1, 1).expand(-1, 1, p.shape[-1])
-    p_next, q_next = p.gather(1, at), q.gather(1, at.clamp(max=K - 1))
-    residual = (weight.view(-1, 1, 1) * p_next - q_next).clamp(min=0)
+    rows = torch.arange(len(accepted), device=p.device)
+    p_next, q_next = p[rows, accepted], q[rows, accepted.clamp(max=K - 1)]  # [B, V]
+    residual = (weight.unsqueeze(-1) * p_next - q_next).clamp(min=0)
     # After K acceptances there is no draft law left to subtract. An empty residual (p = q, and a rejection that only
     # rounding can cause) has nothing to choose from either: both fall back to p.
-    use_p = (accepted.view(-1, 1, 1) == K) | (residual.sum(-1, keepdim=True) == 0)
-    return draws.choose(p_next.where(use_p, residual), position).squeeze(-1)
+    use_p = (accepted.unsqueeze(-1) == K) | (residual.sum(-1, keepdim=True) == 0)
+    return draws.choose(p_next.where(use_p, residual).unsqueeze(1), position).squeeze(-1)

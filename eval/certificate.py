@@ -9,6 +9,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
+from decode.compiled import uncompiled
 from decode.drafts.lm import LMDraft
 from decode.generation import Settings, generate_ids
 from decode.laws import Law
@@ -66,8 +67,8 @@ def certify(
     fp32_tokens: int,
 ) -> Certificate:
     """Check `fp32_prompts` of the runs again in float32, and all of them in the dtype they ran in."""
-    exact_target = copy.deepcopy(target.model).float()
-    exact_draft = draft.with_model(copy.deepcopy(draft.model).float())
+    exact_target = copy.deepcopy(uncompiled(target.model)).float()
+    exact_draft = draft.with_model(copy.deepcopy(uncompiled(draft.model)).float())
     greedy = Law(0.0, processors=settings.law.processors, vocabulary=settings.law.vocabulary)
     again = replace(settings, law=greedy, draft_temperature=None, max_new_tokens=fp32_tokens)
     equal = near_ties = compared = 0

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
+from decode.compiled import uncompiled
 from decode.drafts.contract import Draft
 from decode.generation import Generation, Settings, device_clock, generate_ids
 from decode.hf import hf_generate
@@ -73,15 +74,16 @@ def run_prompt(
 
 def hf_arm(target: Loaded, prompt_ids: list[int], settings: Settings) -> Arm:
     """transformers' own generate under the same law and stops, with the end of its prefill noted."""
-    clock = device_clock(target.model.device)
-    law = settings.target_law(len(prompt_ids), target.model.device)
+    model = uncompiled(target.model)
+    clock = device_clock(model.device)
+    law = settings.target_law(len(prompt_ids), model.device)
     ends: dict[str, Any] = {"stopping_criteria": list(settings.stops.criteria)}
     if settings.stops.strings:
         ends |= {"stop_strings": list(settings.stops.strings), "tokenizer": target.tokenizer}
     watch = _PrefillWatch(clock)
     began = clock()
     (answer,) = hf_generate(
-        target.model, [prompt_ids], law, settings.max_new_tokens, settings.stops.eos_ids, settings.seed or 0,
+        model, [prompt_ids], law, settings.max_new_tokens, settings.stops.eos_ids, settings.seed or 0,
         logits_processor=[watch], **ends,
     )  # fmt: skip
     return Arm(answer, watch.first_call - began, clock() - watch.first_call)

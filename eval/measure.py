@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,10 @@ def measure(options: EvalOptions, out: Path) -> Report:
         torch.set_num_threads(threads)
     gamma = AUTO_PROFILE_LENGTH if options.num_draft_tokens == "auto" else options.num_draft_tokens
     longest = max(options.longest_draft, gamma)
+    if options.compile:
+        texts_up_to = max(map(len, prompt_ids)), longest
+        target = replace(target, model=options.compiled(target.model, *texts_up_to))
+        draft = draft.with_model(options.compiled(draft.model, *texts_up_to))
     latency = profile(target.model, draft, warm_up, decoding, gamma, longest)
     if options.num_draft_tokens == "auto" and costs is None:
         decoding = options.settings(target, Costs(latency.c, latency.o, latency.verify_by_width))

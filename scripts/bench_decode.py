@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Our decoder against transformers', on the same prompts and draft, interleaved in one process.
 
-usage: scripts/bench_decode.py        (needs `make setup`; the first run makes and caches a draft in runs/bench)
+usage: scripts/bench_decode.py [--compile]   (needs `make setup`; the first run makes and caches a draft in runs/bench)
 
 Prints a table and, as its last line, one JSON object. Times are ratios within this run; `*_t1` keys are at
 temperature 1. `ours_over_hf_assisted` compares each at its own best draft length. A tiny random pair (4 layers,
-64 wide) shows the host's share of the work.
+64 wide) shows the host's share of the work. With --compile (minutes more) our arms run compiled as well, at
+temperature 0.
 """
 
 import json
@@ -25,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 from decode.chat import render_prompt  # noqa: E402
+from decode.compiled import Compiled  # noqa: E402
 from decode.drafts.lm import LMDraft  # noqa: E402
 from decode.generation import Settings, generate_ids  # noqa: E402
 from decode.laws import Law  # noqa: E402
@@ -76,49 +78,74 @@ def ours(model, draft, prompt, law, length=1, rounds=None):
     return seconds / len(answer.token_ids)
 
 
-def compare(model, assistant, prompts, law) -> dict[str, float]:
-    """Every arm on every prompt, in turn; medians over prompts of seconds per token."""
+def compare(model, assistant, prompts, law, compiled=None) -> dict[str, float]:
+    """Every arm on every prompt, in turn; means over prompts of seconds per token."""
     draft = LMDraft(assistant)
     rounds = {length: [] for length in LENGTHS}
     arms: dict[str, Callable] = {"hf": lambda p: hf(model, p, law), "plain": lambda p: ours(model, None, p, law)}
     for n in LENGTHS:
         arms[f"hf_assisted {n}"] = lambda p, n=n: hf(model, p, law, assistant, n)
         arms[f"ours {n}"] = lambda p, n=n: ours(model, draft, p, law, n, rounds[n])
+    if compiled:
+        fast, fast_draft = compiled[0], LMDraft(compiled[1])
+        fast_rounds = []
+        arms["compiled plain"] = lambda p: ours(fast, None, p, law)
+        arms["compiled 1"] = lambda p: ours(fast, fast_draft, p, law, 1, fast_rounds)
     times = {name: [] for name in arms}
+    warm_up_s = 0.0
+    floor = StreamingFloor(assistant)
     for number, prompt in enumerate([prompts[0], *prompts]):  # the first one warms up
         names = list(arms)[number % len(arms) :] + list(arms)[: number % len(arms)]
         for name in names:
             seconds = arms[name](prompt)
+            floor.note()  # after the target's weights went by, as for a draft
             if number:
                 times[name].append(seconds)
+            elif name.startswith("compiled"):
+                warm_up_s += seconds * TOKENS
     pace = {name: sum(values) / len(values) for name, values in times.items()}
     best = min(LENGTHS, key=lambda n: pace[f"ours {n}"])
     played = [r for r in rounds[best] if len(r.drafted) == best]
     whole = sum(r.round_s for r in played)
     forwards = sum(r.draft_forward_s + r.verify_s for r in played)
     emitted = [r for r in rounds[best] if r.drafted]
-    return pace | {
-        "best_length": best,
-        "assisted_best": min(pace[f"hf_assisted {n}"] for n in LENGTHS),
-        "ours_best": pace[f"ours {best}"],
-        "loop_efficiency": forwards / whole,
-        "overhead_steps": (whole - forwards) / len(played) / pace["plain"],
-        "draft_step_s": median(r.draft_forward_s / len(r.drafted) for r in played),
-        "tau": sum(len(r.tokens) for r in emitted) / len(emitted),
-    }
+    drafting = (
+        {}
+        if not compiled
+        else {
+            "compiled_draft_step_s": median(r.draft_forward_s for r in fast_rounds if r.drafted),
+            "compile_warm_up_s": warm_up_s,
+        }
+    )
+    return (
+        pace
+        | drafting
+        | {
+            "best_length": best,
+            "assisted_best": min(pace[f"hf_assisted {n}"] for n in LENGTHS),
+            "ours_best": pace[f"ours {best}"],
+            "loop_efficiency": forwards / whole,
+            "overhead_steps": (whole - forwards) / len(played) / pace["plain"],
+            "draft_step_s": median(r.draft_forward_s / len(r.drafted) for r in played),
+            "floor_s": median(floor.times),
+            "tau": sum(len(r.tokens) for r in emitted) / len(emitted),
+        }
+    )
 
 
-def streaming_floor_s(model) -> float:
-    """Seconds to stream the weights that one step of `model` reads, as one matrix-vector product."""
-    weights = sum(p.numel() for p in model.parameters())
-    matrix = torch.randn(weights // 1024, 1024, dtype=model.dtype)
-    vector = torch.randn(1, 1024, dtype=model.dtype)
-    times = []
-    for _ in range(15):
+class StreamingFloor:
+    """Times one product with a matrix as large as all that a step of `model` reads, as one kernel."""
+
+    def __init__(self, model) -> None:
+        weights = sum(p.numel() for p in model.parameters())
+        self.matrix = torch.randn(weights // 1024, 1024, dtype=model.dtype)
+        self.vector = torch.randn(1, 1024, dtype=model.dtype)
+        self.times: list[float] = []
+
+    def note(self) -> None:
         began = perf_counter()
-        torch.nn.functional.linear(vector, matrix)
-        times.append(perf_counter() - began)
-    return median(times)
+        torch.nn.functional.linear(self.vector, self.matrix)
+        self.times.append(perf_counter() - began)
 
 
 def tiny_pair():
@@ -134,7 +161,7 @@ def tiny_pair():
 def show(title: str, found: dict[str, float]) -> None:
     table = Table("arm", "tokens/s", "over HF generate", title=title)
     for name, seconds in found.items():
-        if name.split()[0] in ("hf", "plain", "hf_assisted", "ours"):
+        if name.split()[0] in ("hf", "plain", "hf_assisted", "ours", "compiled"):
             table.add_row(name, f"{1 / seconds:.1f}", f"{found['hf'] / seconds:.2f}×")
     Console().print(table)
 
@@ -148,18 +175,29 @@ def main() -> None:
     torch.set_num_threads(fastest_threads(model, min(prompt_ids, key=len), Settings()))
     model.generation_config = GenerationConfig()
     result: dict[str, float] = {"threads": torch.get_num_threads()}
+    longest = max(map(len, prompt_ids)) + TOKENS + max(LENGTHS) + 1
+    compiled = (
+        [Compiled(m, longest, widest=max(LENGTHS) + 1) for m in (model, assistant)] if "--compile" in sys.argv else None
+    )
     for law, suffix in ((Law(0.0), ""), (Law(1.0), "_t1")):
-        found = compare(model, assistant, prompt_ids, law)
+        found = compare(model, assistant, prompt_ids, law, None if suffix else compiled)
         show(f"SmolLM2-135M, {model.dtype}, temperature {law.temperature:g}", found)
         result |= {
             f"plain_over_hf{suffix}": found["hf"] / found["plain"],
             f"ours_over_hf_assisted{suffix}": found["assisted_best"] / found["ours_best"],
             f"loop_efficiency{suffix}": found["loop_efficiency"],
             f"overhead_steps{suffix}": found["overhead_steps"],
-            f"draft_over_floor{suffix}": found["draft_step_s"] / streaming_floor_s(assistant),
+            f"draft_over_floor{suffix}": found["draft_step_s"] / found["floor_s"],
             f"tau{suffix}": found["tau"],
             f"speedup_decode{suffix}": found["plain"] / found["ours_best"],
         }
+        if "compiled plain" in found:
+            result |= {
+                "compiled_plain_over_plain": found["plain"] / found["compiled plain"],
+                "compiled_over_ours": found["ours 1"] / found["compiled 1"],
+                "compiled_draft_over_floor": found["compiled_draft_step_s"] / found["floor_s"],
+                "compile_warm_up_s": found["compile_warm_up_s"],
+            }
     tiny_target, tiny_draft = tiny_pair()
     torch.set_num_threads(1)
     found = compare(tiny_target, tiny_draft, [[5, 9, 30, 7]] * 4, Law(0.0))

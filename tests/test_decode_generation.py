@@ -262,3 +262,52 @@ def test_an_empty_trace_has_no_rates():
     tally = Tally.of([])
     assert (tally.tau, tally.accepted_share) == (None, None)
     assert positions([]) == ([], [])
+
+
+class TapReader(LMDraft):
+    """Drafts like an LM and notes the target's hidden states that the decoder hands over."""
+
+    taps = (0, 2)
+
+    def start(self, text, hidden, clock):
+        self.text, self.hidden = text, hidden
+        return super().start(text, hidden, clock)
+
+    def commit(self, state, ids, hidden):
+        self.text, self.hidden = torch.cat([self.text, ids], dim=1), torch.cat([self.hidden, hidden], dim=1)
+        super().commit(state, ids, hidden)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_is_handed_the_tapped_hidden_states_of_every_committed_token_but_the_last(target, drafts, temperature):
+    draft = TapReader(drafts["part of the target"].model)
+    settings = Settings(Law(temperature), max_new_tokens=30, num_draft_tokens=4, seed=1)
+    answer = generate_ids(target, draft, [17, 40, 3], settings)
+    assert draft.text[0].tolist() == [17, 40, 3, *answer.token_ids]
+    whole = target(draft.text[:, :-1], output_hidden_states=True).hidden_states
+    torch.testing.assert_close(draft.hidden, torch.cat([whole[0], whole[2]], dim=-1), atol=1e-5, rtol=1e-4)
+
+
+def test_entropies_are_those_of_the_two_laws(target, drafts):
+    law = Law(0.9, top_k=20)
+    draft = drafts["part of the target"]
+    answer = generate_ids(target, draft, [17, 40], Settings(law, max_new_tokens=12, num_draft_tokens=3, seed=5))
+    text = [17, 40, answer.token_ids[0]]
+    for done in answer.rounds:
+        ids = torch.tensor([text + list(done.drafted)])
+        for model, noted in ((target, done.p_entropy), (draft.model, done.q_entropy)):
+            laws = law(model(ids).logits)[0, len(text) - 1 : -1].double()
+            expected = torch.distributions.Categorical(laws).entropy() if len(laws) else torch.zeros(0)
+            assert list(noted) == pytest.approx(expected.tolist(), abs=1e-4)
+        text += done.tokens
+    greedy = generate_ids(target, draft, [17, 40], Settings(max_new_tokens=12))
+    assert all(entropy == 0 for done in greedy.rounds for entropy in (*done.p_entropy, *done.q_entropy))
+
+
+def test_a_sampled_answer_is_told_with_the_seed_that_repeats_it(target, drafts):
+    draft = drafts["part of the target"]
+    answer = generate_ids(target, draft, [17, 40], Settings(Law(1.0), max_new_tokens=30))
+    other = generate_ids(target, draft, [17, 40], Settings(Law(1.0), max_new_tokens=30))
+    assert answer.token_ids != other.token_ids
+    again = generate_ids(target, draft, [17, 40], Settings(Law(1.0), max_new_tokens=30, seed=answer.seed))
+    assert again.token_ids == answer.token_ids

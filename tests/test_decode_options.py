@@ -1,18 +1,24 @@
 """Stops, processors, seed-exact sampling and draft lengths on tiny real models."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 from conftest import make_llama
 from transformers import (
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LogitsProcessorList,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     RepetitionPenaltyLogitsProcessor,
 )
 
 from configs.errors import UserError
+from decode.compiled import Compiled
 from decode.drafts.lm import LMDraft
 from decode.generation import Settings, generate_ids
 from decode.laws import Law
@@ -194,3 +200,47 @@ def test_greedy_output_is_the_same_with_auto_lengths(target, draft):
 def test_an_unknown_verifier_is_refused_with_the_known_ones():
     with pytest.raises(UserError, match="token, block, match"):
         Settings(verifier="typical")
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 4])
+def test_a_compiled_pair_decodes_the_same_over_its_fixed_cache(target, draft, num_draft_tokens):
+    """torch's own `eager` backend: the graphs, guards and caches of compilation without the code generation."""
+    models = [Compiled(model, 90, widest=5, backend="eager") for model in (target, draft.model)]
+    for seed in (0, 1):  # the second text finds the cache of the first
+        settings = Settings(Law(0.7), 40, num_draft_tokens, seed=seed, seed_exact=True)
+        plain = generate_ids(target, None, PROMPT, settings).token_ids
+        assert generate_ids(models[0], None, PROMPT, settings).token_ids == plain
+        assert generate_ids(models[0], LMDraft(models[1]), PROMPT, settings).token_ids == plain
+    long = generate_ids(models[0], LMDraft(models[1]), PROMPT, replace(settings, max_new_tokens=200))
+    assert (long.stopped_by, len(long.token_ids)) == ("context", 90 - len(PROMPT))
+
+
+@pytest.mark.slow
+def test_a_pair_compiled_to_code_decodes_the_same(target, draft):
+    settings = Settings(Law(0.7), 40, 3, seed=0, seed_exact=True)
+    plain = generate_ids(target, None, PROMPT, settings).token_ids
+    compiled, drafter = Compiled(target, 90), LMDraft(Compiled(draft.model, 90))
+    assert generate_ids(compiled, drafter, PROMPT, settings).token_ids == plain
+
+
+def test_models_whose_state_cannot_be_taken_back_are_refused_and_short_convolutions_work():
+    torch.manual_seed(0)
+    common = {
+        "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 128, "eos_token_id": 2, "pad_token_id": 0,
+    }  # fmt: skip
+    settings = Settings(max_new_tokens=30, num_draft_tokens=4)
+    short = Lfm2ForCausalLM(Lfm2Config(num_hidden_layers=3, full_attn_idxs=[1], **common)).eval()
+    plain = generate_ids(short, None, PROMPT, settings).token_ids
+    assert generate_ids(short, LMDraft(make_llama(300, layers=1, seed=9)), PROMPT, settings).token_ids == plain
+    config = Qwen3NextConfig(
+        num_hidden_layers=2, head_dim=8, linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8,
+        linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, layer_types=["linear_attention", "full_attention"], **common,
+    )  # fmt: skip
+    recurrent = Qwen3NextForCausalLM(config).eval()
+    assert len(generate_ids(recurrent, None, PROMPT, settings).token_ids) == 30
+    with pytest.raises(UserError, match="cannot be taken back"):
+        generate_ids(recurrent, LMDraft(make_llama(300, layers=1, seed=9)), PROMPT, settings)
+    with pytest.raises(UserError, match="full attention"):
+        Compiled(short, 90)
