@@ -22,10 +22,12 @@ def run_verb(verb: Callable[..., Any]) -> None:
 
 
 def run_verbs(verbs: Mapping[str, Callable[..., Any]], help_text: str) -> None:
-    """Run a program with one sub-command for each verb."""
+    """Run a program with one sub-command for each verb; a verb may be two words."""
     app = typer.Typer(add_completion=False, no_args_is_help=True, help=help_text, rich_markup_mode=None)
     for name, verb in verbs.items():
         app.command(name)(verb)
+    if " ".join(sys.argv[1:3]) in verbs:
+        sys.argv[1:3] = [" ".join(sys.argv[1:3])]
     _run(app)
 
 

@@ -38,6 +38,17 @@ def checked(kind: type[Typed], values: Mapping[str, Any]) -> Typed:
         raise UserError("; ".join(_explain(kind, item) for item in error.errors())) from None
 
 
+def read_pairs(pairs: Iterable[str]) -> dict[str, Any]:
+    """`NAME=VALUE` texts as a mapping; values are read as YAML. Raises UserError for text without an equals sign."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise UserError(f"{pair!r}: expected NAME=VALUE")
+        found[name] = yaml.safe_load(value)
+    return found
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file whose top level is a mapping. Raises UserError when it is missing, broken or another thing."""
     if not path.is_file():

@@ -5,48 +5,56 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from configs.bad_rows import BadRows
 from configs.errors import UserError
 
 
-def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_records(path: Path, bad: BadRows | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (where, row) for each row of a .jsonl or .parquet file; `where` is 'FILE:LINE' for messages.
 
-    Blank lines and a byte-order mark are passed over. Raises UserError for a missing file, another ending,
-    or a line that is not one JSON object.
+    Blank lines and a byte-order mark are passed over. Raises UserError for a missing file or another ending; a line
+    that is not one JSON object goes to `bad`, which stops there unless it skips.
     """
+    bad = bad or BadRows()
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     if path.suffix == ".parquet":
         yield from _read_parquet(path)
     elif path.suffix in (".jsonl", ".json"):
-        yield from _read_jsonl(path)
+        yield from _read_jsonl(path, bad)
     else:
         raise UserError(f"{path}: expected a .jsonl or .parquet file")
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    with path.open(encoding="utf-8-sig", newline=None) as lines:
-        try:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    where = f"{path}:{number}"
-                    yield where, _json_object(line, where)
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+def _read_jsonl(path: Path, bad: BadRows) -> Iterator[tuple[str, dict[str, Any]]]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            where = f"{path}:{number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                row = _json_object(text) if text else None
+            except UnicodeDecodeError as error:
+                bad.refuse(where, f"not UTF-8 text ({error.reason})")
+                continue
+            except UserError as error:
+                bad.refuse(where, str(error))
+                continue
+            if row is not None:
+                yield where, row
 
 
-def _json_object(line: str, where: str) -> dict[str, Any]:
+def _json_object(line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
+        raise UserError(f"not valid JSON ({error.msg} at column {error.colno})") from None
     if not isinstance(row, dict):
-        raise UserError(f"{where}: expected a JSON object, got {type(row).__name__}")
+        raise UserError(f"expected a JSON object, got {type(row).__name__}")
     if "\\u" in line:
         try:
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise UserError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is no text") from None
+            raise UserError("half of a surrogate pair (\\ud800 to \\udfff) is no text") from None
     return row
 
 

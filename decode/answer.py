@@ -6,7 +6,8 @@ from typing import Any, cast
 
 from configs.errors import UserError
 from configs.reader import checked
-from decode.chat import Message, render_prompt
+from decode.chat import render_prompt
+from decode.conversations import Message
 from decode.drafts.contract import Draft
 from decode.drafts.lm import LMDraft
 from decode.generation import Generation, Settings, stream_ids
@@ -88,12 +89,12 @@ def prompt_ids(target: Loaded, prompt: Prompt) -> list[int]:
     Raises UserError for anything else, several prompts at once included.
     """
     if isinstance(prompt, str):
-        return render_prompt(target.tokenizer, [{"role": "user", "content": prompt}])
-    if all(isinstance(part, Mapping) for part in prompt):
-        return render_prompt(target.tokenizer, cast(list[Message], list(prompt)))
-    if not all(isinstance(part, int) for part in prompt):
+        return render_prompt(target.tokenizer, [{"role": "user", "content": prompt}], target.template_arguments)
+    if all(isinstance(part, int) for part in prompt):
+        return cast(list[int], list(prompt))
+    if not all(isinstance(part, Mapping) for part in prompt):
         raise UserError("prompt: expected one text, one chat (role and content) or one list of token ids")
-    return cast(list[int], list(prompt))
+    return render_prompt(target.tokenizer, cast(list[Message], list(prompt)), target.template_arguments)
 
 
 def _settings(target: Loaded, settings: Settings | None, options: dict[str, Any]) -> Settings:

@@ -1,15 +1,20 @@
 """Chat rendering with the target's own template: prompt ids, supervised spans, fingerprints."""
 
 import hashlib
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from jinja2 import TemplateError
 
 from configs.errors import UserError
+from decode.conversations import Message
 
-Message = dict[str, str]
+Arguments = Mapping[str, Any]  # of the template, e.g. enable_thinking=False
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,7 @@ class Rendered:
     is_answer: list[bool]
 
 
-def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+def render_prompt(tokenizer: Any, messages: Sequence[Message], arguments: Arguments | None = None) -> list[int]:
     """Token ids that ask the model for its next answer. A tokenizer without a template gets the plain text.
 
     Raises UserError with the template's own words when it refuses the messages.
@@ -28,39 +33,53 @@ def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     if not tokenizer.chat_template:
         text = "\n\n".join(message["content"] for message in messages)
         return list(tokenizer(text).input_ids)
-    return encode_text(tokenizer, _render(tokenizer, messages, add_generation_prompt=True))
+
+    def render(changed: Sequence[Message]) -> str:
+        return _render(tokenizer, changed, arguments, add_generation_prompt=True)
+
+    text = render(messages)
+    return [token for token, _ in _encode(tokenizer, text, _look_alikes(tokenizer, messages, render, text))]
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Message]) -> Rendered:
-    """Token ids of a whole chat with every assistant answer marked.
+def render_chat(
+    tokenizer: Any, messages: Sequence[Message], arguments: Arguments | None = None, last_only: bool = False
+) -> Rendered:
+    """Token ids of a whole chat with every assistant answer marked, or the last turn's alone.
 
-    The boundaries come from rendering with and without each answer, never from a search for marker text. A mark
-    ends with the end-of-turn token where the template writes one. Raises UserError when no turn is an answer or
-    the template rewrites earlier turns, so that no boundary can be found.
+    Where the template has generation marks, they decide. Else the boundaries come from rendering with and without
+    each answer, never from a search for marker text, and a mark ends with the end-of-turn token where the template
+    writes one. An opening assistant turn answers nothing and is not marked. Raises UserError when no turn is an
+    answer, when a boundary cannot be found, and with the template's own words when it refuses the messages.
     """
-    if not any(message["role"] == "assistant" for message in messages):
+    answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant" and turn > 0]
+    answers = [turn for turn in answers if any(message["role"] != "system" for message in messages[:turn])]
+    if not answers:
         raise UserError("no assistant turn: nothing to learn from")
-    text = _render(tokenizer, messages)
-    spans = [
-        _answer_span(tokenizer, messages, turn, text)
-        for turn, message in enumerate(messages)
-        if message["role"] == "assistant"
-    ]
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    marks = [
-        any(start <= begin and end <= stop for start, stop in spans) and begin < end
-        for begin, end in encoded.offset_mapping
-    ]
-    return Rendered(list(encoded.input_ids), marks)
+
+    def render(changed: Sequence[Message]) -> str:
+        return _render(tokenizer, changed, arguments)
+
+    text = render(messages)
+    marked = _marked_spans(tokenizer, messages, arguments)
+    all_turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    if marked is not None and len(marked) == len(all_turns):
+        spans = [span for turn, span in zip(all_turns, marked, strict=True) if turn in answers]
+    else:
+        spans = [_answer_span(tokenizer, messages, arguments, turn, text) for turn in answers]
+    spans = spans[-1:] if last_only else spans
+    encoded = _encode(tokenizer, text, _look_alikes(tokenizer, messages, render, text))
+    marks = [any(start <= a and b <= stop for start, stop in spans) and a < b for _, (a, b) in encoded]
+    return Rendered([token for token, _ in encoded], marks)
 
 
-def template_fingerprint(tokenizer: Any) -> str:
-    """16 hex digits of the chat template, or 'none'."""
+def template_fingerprint(tokenizer: Any, arguments: Arguments | None = None) -> str:
+    """16 hex digits of the chat template and its arguments, or 'none'."""
     template = tokenizer.chat_template
-    return hashlib.sha256(str(template).encode()).hexdigest()[:16] if template else "none"
+    said = str(template) + (json.dumps(dict(arguments), sort_keys=True) if arguments else "")
+    return hashlib.sha256(said.encode()).hexdigest()[:16] if template else "none"
 
 
-def user_turn_opening(tokenizer: Any) -> str:
+def user_turn_opening(tokenizer: Any, arguments: Arguments | None = None) -> str:
     """What the template writes before the text of a first user turn.
 
     Found by rendering two different texts and keeping what comes before the difference. Raises UserError without a
@@ -68,7 +87,7 @@ def user_turn_opening(tokenizer: Any) -> str:
     """
     if not tokenizer.chat_template:
         raise UserError("this target has no chat template to write user turns with; give prompts instead")
-    one, other = (_render(tokenizer, [{"role": "user", "content": text}]) for text in ("A", "B"))
+    one, other = (_render(tokenizer, [{"role": "user", "content": text}], arguments) for text in ("A", "B"))
     start = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
     return one[:start]
 
@@ -78,24 +97,93 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def _answer_span(tokenizer: Any, messages: Sequence[Message], turn: int, text: str) -> tuple[int, int]:
-    before = _render(tokenizer, messages[:turn], add_generation_prompt=True)
-    through = _render(tokenizer, messages[: turn + 1])
-    if not (through.startswith(before) and text.startswith(through)):
-        raise UserError(
-            f"turn {turn + 1}: the chat template rewrites earlier turns when later ones are added, "
-            "so the answer's boundaries cannot be found"
-        )
-    answer = through[len(before) :]
-    stop = tokenizer.eos_token
-    at = answer.rfind(stop) if stop else -1
-    return len(before), len(before) + (at + len(stop) if at >= 0 else len(answer))
+def _answer_span(
+    tokenizer: Any, messages: Sequence[Message], arguments: Arguments | None, turn: int, text: str
+) -> Span:
+    """From where the generation prompt ends to the answer's last character, with the end-of-turn token after it."""
+    before = _render(tokenizer, messages[:turn], arguments, add_generation_prompt=True)
+    content = _content_span(messages, turn, lambda changed: _render(tokenizer, changed, arguments), text)
+    start = len(before) if text.startswith(before) else content and content[0]
+    if content is None and start is not None:  # tool calls alone: what this turn adds to the chat
+        through = _render(tokenizer, messages[: turn + 1], arguments)
+        end = len(through.rstrip()) if text.startswith(through) else None
+    else:
+        end = content and content[1]
+    if start is None or end is None or end < start:
+        raise UserError(f"turn {turn + 1}: the chat template does not show where this answer begins and ends")
+    special = next((token for token in _special_tokens(tokenizer) if text.startswith(token, end)), "")
+    return start, end + len(special)
 
 
-def _render(tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+def _content_span(
+    messages: Sequence[Message], turn: int, render: Callable[[Sequence[Message]], str], text: str
+) -> Span | None:
+    """Where the content of one message stands in the rendered text: what changes when the content does."""
+    content = messages[turn]["content"]
+    if not content.strip():
+        return None
+    stranger = next(c for c in ("\ue000", "\ue001", "\ue002") if c not in (content.strip()[0], content.strip()[-1]))
+    other = render([*messages[:turn], {**messages[turn], "content": stranger * 3}, *messages[turn + 1 :]])
+    if other == text or stranger not in other:
+        return None  # the template leaves this content out
+    start = _shared_length(text, other)
+    return start, len(text) - _shared_length(text[start:][::-1], other[start:][::-1])
+
+
+def _shared_length(one: str, other: str) -> int:
+    """How many characters the two begin with in common."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _marked_spans(tokenizer: Any, messages: Sequence[Message], arguments: Arguments | None) -> list[Span] | None:
+    """The spans inside the template's generation marks; None when it has none."""
+    if not re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.chat_template):
+        return None
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    _, spans = render_jinja_template(
+        conversations=[list(messages)], chat_template=tokenizer.chat_template, return_assistant_tokens_mask=True,
+        **tokenizer.special_tokens_map, **(arguments or {}),
+    )  # fmt: skip
+    return [(int(start), int(stop)) for start, stop in spans[0]]
+
+
+def _special_tokens(tokenizer: Any) -> list[str]:
+    return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+
+
+def _look_alikes(
+    tokenizer: Any, messages: Sequence[Message], render: Callable[[Sequence[Message]], str], text: str
+) -> list[Span]:
+    """Spans of contents that quote a special token: as text they must not become that token."""
+    special = _special_tokens(tokenizer)
+    quoting = [turn for turn, m in enumerate(messages) if any(token in m["content"] for token in special)]
+    spans = [_content_span(messages, turn, render, text) for turn in quoting]
+    return sorted(span for span in spans if span)
+
+
+def _encode(tokenizer: Any, text: str, as_plain_text: Sequence[Span]) -> list[tuple[int, Span]]:
+    """Each token id with its place in the text. Special tokens are not looked for inside `as_plain_text`."""
+    edges = [0, *(edge for span in as_plain_text for edge in span), len(text)]
+    found: list[tuple[int, Span]] = []
+    for number, (start, stop) in enumerate(pairwise(edges)):
+        encoded = tokenizer(
+            text[start:stop], add_special_tokens=False, return_offsets_mapping=True,
+            split_special_tokens=number % 2 == 1,
+        )  # fmt: skip
+        places = ((start + a, start + b) for a, b in encoded.offset_mapping)
+        found += zip(encoded.input_ids, places, strict=True)
+    return found
+
+
+def _render(
+    tokenizer: Any, messages: Sequence[Message], arguments: Arguments | None, add_generation_prompt: bool = False
+) -> str:
     try:
         return str(
-            tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+            tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **(arguments or {})
+            )
         )
     except (TemplateError, ValueError, TypeError) as error:
         raise UserError(f"the chat template refuses the messages: {str(error).splitlines()[0]}") from error

@@ -33,6 +33,7 @@ class Compiled(nn.Module):
         self.config = copy.deepcopy(model.config)
         self.config.max_position_embeddings = min(context_tokens, model.config.max_position_embeddings)
         self.generation_config = model.generation_config
+        self.draft_ids = getattr(model, "draft_ids", None)
         self._cache = StaticCache(config=model.config, max_cache_len=self.config.max_position_embeddings)
         if any(type(layer) is not StaticLayer for layer in self._cache.layers):
             raise UserError("compiled decoding needs full attention in every layer; leave compile out for this model")

@@ -4,15 +4,18 @@ import hashlib
 import os
 import re
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from configs.errors import UserError
+from decode.drafts.head import SIZE, load_trimmed
 
 if not torch.accelerator.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, where installed, warns of what is no fault
@@ -44,13 +47,17 @@ class Reference:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A causal LM in evaluation mode with its tokenizer and the words that say where both came from."""
+    """A causal LM in evaluation mode with its tokenizer and the words that say where both came from.
+
+    `template_arguments` go to the chat template whenever it is rendered, e.g. enable_thinking=False.
+    """
 
     model: Any
     tokenizer: Any
     name: str
     revision: str
     stored_dtype: torch.dtype
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -103,10 +110,18 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
     if reference.gguf:
         _check_gguf(Path(text))
         arguments["quantization_config"] = _dequantized()
+    config = read_model_config(text)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            reference.location, dtype=named_dtype(dtype), use_safetensors=True, **arguments
-        )
+        if getattr(config, SIZE, None) and not reference.gguf:
+            wanted = named_dtype(dtype)
+            wanted = wanted if isinstance(wanted, torch.dtype) else config.dtype or torch.float32
+            model = load_trimmed(reference.location, config, wanted, **arguments)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(
+                reference.location, dtype=named_dtype(dtype), use_safetensors=True, **arguments
+            )
+    except UserError:
+        raise
     except UNLOADABLE as error:
         raise UserError(f"{text}: cannot be loaded as a causal language model ({_first_line(error)})") from error
     if not hasattr(model.config, "max_position_embeddings"):
@@ -114,7 +129,23 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
     if reference.gguf:
         _forget_quantization(model)
     model = model.to(named_device(device)).eval().requires_grad_(False)
-    stored_dtype = read_model_config(text).dtype or torch.float32
+    stored_dtype = config.dtype or torch.float32
+    return Loaded(model, load_tokenizer(text), text, weights_revision(reference, model), stored_dtype)
+
+
+def describe_model(text: str) -> Loaded:
+    """A target that runs elsewhere: its tokenizer, config and end tokens, without weights.
+
+    Raises UserError when there is no tokenizer or config.
+    """
+    reference = parse_reference(text)
+    config = read_model_config(text)
+    try:
+        generation = GenerationConfig.from_pretrained(reference.location, **reference.arguments())
+    except UNLOADABLE:
+        generation = GenerationConfig.from_model_config(config)
+    model = SimpleNamespace(config=config, generation_config=generation)
+    stored_dtype = config.dtype or torch.float32
     return Loaded(model, load_tokenizer(text), text, weights_revision(reference, model), stored_dtype)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator
 
 from configs.errors import UserError
+from configs.reader import read_pairs
 from configs.settings import StrictSettings
 
 if TYPE_CHECKING:
@@ -45,13 +46,16 @@ class DecodeOptions(StrictSettings):
     compile: bool = Field(
         False, description="Compile short forwards (CUDA graphs on a GPU); a warm-up of minutes that long runs repay."
     )
+    template_argument: dict[str, Any] = Field(
+        {}, description="NAME=VALUE for the chat template, e.g. enable_thinking=false; may be given several times."
+    )
     seed: int | None = Field(None, ge=0, description="Seed of the draws. Default: another one in each run.")
 
-    @field_validator("logit_bias", mode="before")
+    @field_validator("logit_bias", "template_argument", mode="before")
     @classmethod
     def _read_pairs(cls, given: Any) -> Any:
-        """`ID=BIAS` texts, as the command line has them."""
-        return dict(pair.split("=", 1) for pair in given) if isinstance(given, list | tuple) else given
+        """`NAME=VALUE` texts, as the command line has them."""
+        return read_pairs(given) if isinstance(given, list | tuple) else given
 
     def compiled(self, model: Any, prompt_tokens: int, longest_draft: int) -> Any:
         """The model as asked for: compiled for texts up to these lengths, or itself."""

@@ -104,8 +104,11 @@ def _probabilities(p: Tensor, q: Tensor, drafted: Tensor, rules: Rules) -> list[
 
 
 def _read_once(columns: Sequence[Tensor]) -> list[tuple[float, ...]]:
-    """Everything the host needs, in one transfer: the first row of each [B, n]. Token ids are exact in float64."""
-    numbers = torch.cat([column.double() for column in columns], dim=1)[0].tolist()
+    """Everything the host needs, in one transfer: the first row of each [B, n], integers before fractions."""
+    whole = [column for column in columns if not column.is_floating_point()]
+    fractions = [column for column in columns if column.is_floating_point()]
+    parts = [torch.cat(some, dim=1).double() for some in (whole, fractions) if some]
+    numbers = torch.cat(parts, dim=1)[0].tolist()
     ends = list(accumulate(column.shape[1] for column in columns))
     return [tuple(numbers[end - column.shape[1] : end]) for end, column in zip(ends, columns, strict=True)]
 

@@ -40,7 +40,7 @@ def decode(
             raise UserError(f"--{flag} has no effect without --draft; name a draft or leave it out")
     replace(options.settings(), seed_exact=seed_exact)  # refuses bad values before any loading
     costs = options.costs(draft)
-    loaded = load_model(target, dtype, device)
+    loaded = replace(load_model(target, dtype, device), template_arguments=options.template_argument)
     proposer = load_draft(loaded, draft, dtype, device) if draft else None
     settings = replace(options.settings(loaded, costs), seed_exact=seed_exact)
     asked = list(loaded.tokenizer(prompt).input_ids) if raw else prompt_ids(loaded, prompt)

@@ -34,6 +34,8 @@ def verify_by_block(p: Tensor, q: Tensor, drafted: Tensor, draws: Draws, positio
     stands, also where a shorter one was rejected. The next token follows (w p - q)+ normalised, or p[:, K].
     """
     K = drafted.shape[1]
+    if K == 1:  # h_1 = w_1: the token rule, with less work
+        return verify_by_token(p, q, drafted, draws, position)
     weights = [torch.ones_like(drafted[:, 0], dtype=p.dtype)]
     for ratio in _ratio(p, q, drafted).unbind(-1):
         weights.append((weights[-1] * ratio).clamp(max=1))

@@ -2,25 +2,34 @@
 
 import json
 import os
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 from rich.progress import Progress
 
+from configs.bad_rows import BadRows
 from configs.errors import UserError
 from configs.files import sha256, write_json
 from configs.provenance import provenance
 from configs.reader import differing_keys
+from configs.records import read_records
 from configs.settings import StrictSettings
 from decode.chat import encode_text, render_prompt, user_turn_opening
 from decode.hf import hf_generate
 from decode.laws import Law
 from decode.models import Loaded
 from distill.claims import provenance_path, target_identity
+from distill.engine import Engine
+from distill.rows import answer_fault
 from eval.suites import Prompt, find_prompts, read_prompts
+
+SAMPLING = {"prompts", "self_prompts", "temperature", "top_k", "top_p", "max_new_tokens", "batch_rows"}
 
 
 class DataSettings(StrictSettings):
@@ -35,6 +44,16 @@ class DataSettings(StrictSettings):
     max_new_tokens: int = Field(96, ge=1, description="Answer tokens at most; a longer answer is cut there.")
     batch_rows: int = Field(32, ge=1, description="Answers sampled at a time.")
     max_tokens: int = Field(1024, ge=2, description="Training: longest row; the rest is cut.")
+    on_bad_row: Literal["error", "skip"] = Field("error", description="Stop at a bad row, or skip and count it.")
+    mask: Literal["all", "last"] = Field("all", description="Training: which answers of a chat are supervised.")
+    text: bool = Field(False, description="Training: learn from plain `text` rows too, every token of them.")
+    drop: tuple[Literal["cut_off", "empty", "repeated"], ...] = Field(
+        ("empty",), description="Training: answers of the target to leave out: cut_off, empty, repeated."
+    )
+    pack: bool = Field(False, description="Training: several rows share a sequence of up to max_tokens.")
+    template_arguments: dict[str, Any] = Field(
+        {}, description="For the chat template, e.g. enable_thinking=false; part of its fingerprint."
+    )
     held_out_rows: int = Field(24, ge=1, description="Training: rows kept back to measure acceptance on.")
 
     @property
@@ -42,36 +61,55 @@ class DataSettings(StrictSettings):
         return Law(self.temperature, self.top_k, self.top_p)
 
     def sampling(self) -> dict[str, Any]:
-        """The settings that decide what the answers are."""
-        return self.model_dump(mode="json", exclude={"answers", "max_tokens", "held_out_rows"})
+        """The settings that decide what the answers are, but for the template's arguments: its fingerprint has them."""
+        return self.model_dump(mode="json", include=SAMPLING)
 
 
-def write_answers(target: Loaded, settings: DataSettings, seed: int) -> int:
+def write_answers(target: Loaded, settings: DataSettings, seed: int, engine: Engine | None = None) -> int:
     """Answer every prompt that has no answer yet in `settings.answers`; returns the number of rows in the end.
+
+    With an `engine` the answers are the server's, and `target` needs no weights (decode.models.describe_model).
 
     A row is written when its batch is done. A killed run loses no finished row, repeats none, and ends with the
     same text as an uninterrupted one: batches and their seeds depend on the prompts alone.
     Raises UserError for bad prompts, a prompt that leaves no room in the context, or a file of another run.
     """
     path = find_prompts(settings.prompts) if settings.prompts else None
-    prompts = read_prompts(path) if path else []
+    bad = BadRows(settings.on_bad_row)
+    prompts = read_prompts(path, bad) if path else []
+    for line in bad.lines():
+        print(f"{path}: {line}", file=sys.stderr)
     prompt_ids = [_checked_ids(target, prompt, settings.max_new_tokens) for prompt in prompts]
     if not path:
-        user_turn_opening(target.tokenizer)  # refused before anything is written
+        user_turn_opening(target.tokenizer, target.template_arguments)  # refused before anything is written
     law = replace(settings.law, vocabulary=target.vocabulary)
     content = sha256(path) if path else None
-    claim_file(settings.answers, target, settings.sampling() | {"seed": seed, "prompts_sha256": content})
+    by = {"answered_by": "engine"} if engine else {}
+    claim_file(settings.answers, target, settings.sampling() | {"seed": seed, "prompts_sha256": content} | by)
+    sampled_by = engine.answer if engine else partial(sample, target)
     if not path:
-        prompts = _self_prompts(target, settings, seed)
+        prompts = _self_prompts(target, settings, seed, sampled_by)
         prompt_ids = [_checked_ids(target, prompt, settings.max_new_tokens) for prompt in prompts]
 
     def answer(batch: Sequence[int]) -> list[dict[str, Any]]:
         ids = [prompt_ids[i] for i in batch]
-        sampled = sample(target, ids, law, settings.max_new_tokens, seed + batch[0])
+        sampled = sampled_by(ids, law, settings.max_new_tokens, seed + batch[0])
         return [_answer_row(target, prompts[i], ids) for i, ids in zip(batch, sampled, strict=True)]
 
     fill_file(settings.answers, [prompt.id for prompt in prompts], settings.batch_rows, answer, "answers")
+    faults = Counter(answer_fault(record) for _, record in read_records(settings.answers))
+    del faults[None]
+    for fault, count in faults.items():
+        print(
+            f"{settings.answers}: {count} {fault} answers; data.drop says which are left out of training",
+            file=sys.stderr,
+        )
     return len(prompts)
+
+
+def with_template(target: Loaded, settings: DataSettings) -> Loaded:
+    """The target with the template's arguments of these settings."""
+    return replace(target, template_arguments=settings.template_arguments)
 
 
 def claim_file(path: Path, target: Loaded, settings: dict[str, Any]) -> None:
@@ -131,14 +169,14 @@ def sample(
     return hf_generate(target.model, prompts, law, max_new_tokens, target.eos_ids, seed)
 
 
-def _self_prompts(target: Loaded, settings: DataSettings, seed: int) -> list[Prompt]:
+def _self_prompts(target: Loaded, settings: DataSettings, seed: int, sampled_by: Any) -> list[Prompt]:
     """User turns that the target writes from its own chat template: sampled up to the end of the line or turn."""
     path = settings.answers.with_suffix(".prompts.jsonl")
-    prefix = encode_text(target.tokenizer, user_turn_opening(target.tokenizer))
+    prefix = encode_text(target.tokenizer, user_turn_opening(target.tokenizer, target.template_arguments))
     ids = [f"self-{i:06d}" for i in range(settings.self_prompts)]
 
     def write(batch: Sequence[int]) -> list[dict[str, Any]]:
-        turns = sample(target, [prefix] * len(batch), Law(1.0, top_p=0.95), 64, seed + 7919 * (1 + batch[0]))
+        turns = sampled_by([prefix] * len(batch), Law(1.0, top_p=0.95), 64, seed + 7919 * (1 + batch[0]))
         texts = [target.tokenizer.decode(turn, skip_special_tokens=True).strip().split("\n")[0] for turn in turns]
         return [{"id": ids[i], "prompt": text or "Hello."} for i, text in zip(batch, texts, strict=True)]
 
@@ -148,7 +186,7 @@ def _self_prompts(target: Loaded, settings: DataSettings, seed: int) -> list[Pro
 
 def _checked_ids(target: Loaded, prompt: Prompt, max_new_tokens: int) -> list[int]:
     try:
-        ids = render_prompt(target.tokenizer, prompt.messages)
+        ids = render_prompt(target.tokenizer, prompt.messages, target.template_arguments)
     except UserError as error:
         raise UserError(f"{prompt.where}: {error}") from None
     if len(ids) + max_new_tokens > target.context_tokens:

@@ -1,5 +1,6 @@
 """Which rows make up a step, for each process: a function of seed and step alone."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,22 +14,66 @@ from distill.rows import Row
 class Batch:
     """Right-padded ids [B, T], and the positions whose next token is supervised, predicts [B, T] (bool).
 
-    Padding lies to the right of everything that is supervised, so causal attention needs no mask for it.
+    Padding lies to the right of everything that is supervised, so causal attention needs no mask for it. `positions`
+    [B, T] start again with each row where several share a sequence, which keeps attention inside them; else None.
+    `weights` [N] multiply the loss of the N supervised tokens; None where all are 1.
     """
 
     ids: Tensor
     predicts: Tensor
+    positions: Tensor | None
+    weights: Tensor | None
 
 
-def collate(rows: list[Row], device: torch.device) -> Batch:
-    """Pad rows to the longest. The position before an answer token predicts it; an answer's last one does not."""
-    longest = max(len(row.ids) for row in rows)
-    ids = torch.zeros(len(rows), longest, dtype=torch.long)
-    predicts = torch.zeros(len(rows), longest, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        ids[i, : len(row.ids)] = torch.tensor(row.ids)
-        predicts[i, : len(row.ids) - 1] = torch.tensor(row.is_answer[1:])
-    return Batch(ids.to(device), predicts.to(device))
+def collate(sequences: Sequence[Sequence[Row]], device: torch.device) -> Batch:
+    """Pad sequences, each of one or more rows, to the longest.
+
+    The position before an answer token predicts it; an answer's last one does not, nor does the end of one row
+    predict the start of the next.
+    """
+    longest = max(sum(len(row.ids) for row in rows) for rows in sequences)
+    ids = torch.zeros(len(sequences), longest, dtype=torch.long)
+    predicts = torch.zeros(len(sequences), longest, dtype=torch.bool)
+    positions = torch.arange(longest).repeat(len(sequences), 1)
+    for i, rows in enumerate(sequences):
+        start = 0
+        for row in rows:
+            stop = start + len(row.ids)
+            ids[i, start:stop] = torch.tensor(row.ids)
+            predicts[i, start : stop - 1] = torch.tensor(row.is_answer[1:], dtype=torch.bool)
+            positions[i, start:] = torch.arange(longest - start)
+            start = stop
+    packed = any(len(rows) > 1 for rows in sequences)
+    return Batch(
+        ids.to(device), predicts.to(device), positions.to(device) if packed else None, _weights(sequences, device)
+    )
+
+
+def _weights(sequences: Sequence[Sequence[Row]], device: torch.device) -> Tensor | None:
+    every_row = [row for rows in sequences for row in rows]
+    if all(row.weights is None for row in every_row):
+        return None
+    found = [
+        weight
+        for row in every_row
+        for weight, mark in zip((row.weights or [1.0] * len(row.ids))[1:], row.is_answer[1:], strict=True)
+        if mark
+    ]
+    return torch.tensor(found, device=device)
+
+
+def pack(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
+    """Rows put together into sequences of up to `max_tokens`: longest first, each into the first that has room."""
+    sequences: list[list[Row]] = []
+    left: list[int] = []
+    for row in sorted(rows, key=lambda row: -len(row.ids)):
+        place = next((i for i, room in enumerate(left) if room >= len(row.ids)), len(sequences))
+        if place == len(sequences):
+            sequences.append([])
+            left.append(max(max_tokens, len(row.ids)))
+        sequences[place].append(row)
+        left[place] -= len(row.ids)
+    return sequences
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from configs.errors import UserError
 from configs.files import whole_folder, without_local_paths, write_json
 from configs.settings import StrictSettings
 from decode.chat import template_fingerprint
+from decode.drafts.head import head_ids, map_fingerprint
 from decode.models import Loaded, tokenizer_fingerprint
 
 
@@ -21,6 +22,7 @@ class DraftSettings(StrictSettings):
 
     kind: Literal["lm"] = Field("lm", description="lm: a plain causal LM with the target's width and vocabulary.")
     layers: tuple[int, ...] = Field((0, -1), min_length=1, description="Layers of the target to keep; -1 is the last.")
+    vocabulary: int = Field(0, ge=0, description="Ids in the draft's head: the most frequent in the answers; 0 is all.")
 
 
 def build_lm_draft(target: Any, layers: tuple[int, ...]) -> Any:
@@ -63,7 +65,8 @@ def identity(target: Loaded, kind: str) -> dict[str, Any]:
         "target_revision": target.revision,
         "target_weights": _said_by_folder(target, "weights"),
         "tokenizer_fingerprint": tokenizer_fingerprint(target.tokenizer),
-        "chat_template_hash": template_fingerprint(target.tokenizer),
+        "chat_template_hash": template_fingerprint(target.tokenizer, target.template_arguments),
+        "vocabulary_map_hash": None,
         "recommended_num_draft_tokens": None,
         "license": _said_by_folder(target, "license"),
     }
@@ -75,6 +78,9 @@ def save_draft(draft: Any, target: Loaded, kind: str, training: dict[str, Any], 
     with whole_folder(folder) as unfinished:
         stored = copy.deepcopy(draft).to(target.stored_dtype)
         stored.config.draftsmith = identity(target, kind)
+        ids = head_ids(stored)
+        if ids is not None:
+            stored.config.draftsmith["vocabulary_map_hash"] = map_fingerprint(ids)
         stored.save_pretrained(unfinished)
         target.tokenizer.save_pretrained(unfinished)
         write_json(unfinished / "training.json", without_local_paths(training))

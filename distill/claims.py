@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from configs.errors import UserError
-from configs.reader import differing_keys, read_yaml
+from configs.reader import differing_keys, read_config
 from decode.chat import template_fingerprint
 from decode.laws import Law
 from decode.models import Loaded, tokenizer_fingerprint
@@ -19,7 +19,9 @@ def check_output(output: Path, settings: BaseModel) -> None:
     if output.exists() and not output.is_dir():
         raise UserError(f"{output}: is a file; name a folder as output")
     if saved.is_file():
-        different = differing_keys(read_yaml(saved), settings.model_dump(mode="json"))
+        # What an older version did not know yet stands at its default.
+        before = read_config(type(settings), saved)
+        different = differing_keys(before.model_dump(mode="json"), settings.model_dump(mode="json"))
         different = [key for key in different if key != "output"]  # the folder may be spelt or moved otherwise
         if different:
             raise UserError(
@@ -47,7 +49,7 @@ def target_identity(target: Loaded) -> dict[str, str]:
         "name": target.name,
         "revision": target.revision,
         "tokenizer_fingerprint": tokenizer_fingerprint(target.tokenizer),
-        "chat_template_hash": template_fingerprint(target.tokenizer),
+        "chat_template_hash": template_fingerprint(target.tokenizer, target.template_arguments),
     }
 
 

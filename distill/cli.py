@@ -4,13 +4,21 @@ from collections.abc import Callable
 
 from configs.command_line import run_verbs
 from decode.verb_decode import decode
+from distill.verb_cache import cache
 from distill.verb_data import data
 from distill.verb_distill import distill
+from distill.verb_import import import_chats
+from distill.verb_show import show
+from distill.verb_vocabulary import vocabulary
 from eval.verb_eval import evaluate
 from train.publish.verb_push import push
 
 VERBS: dict[str, Callable[..., None]] = {
     "data": data,
+    "data cache": cache,
+    "data import": import_chats,
+    "data show": show,
+    "data vocabulary": vocabulary,
     "distill": distill,
     "eval": evaluate,
     "decode": decode,

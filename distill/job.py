@@ -1,30 +1,36 @@
 """The whole job: target, answers, draft, training, and the folder it all ends in."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from configs.bad_rows import BadRows
 from configs.files import recover, sha256, write_json
 from configs.provenance import provenance
 from configs.reader import write_config
 from configs.settings import StrictSettings
+from decode.drafts.head import head_ids, trim_head
 from decode.models import Loaded, load_model
-from distill.answers import DataSettings
-from distill.batches import Schedule
+from distill.answers import DataSettings, with_template
+from distill.batches import Schedule, pack
 from distill.build import DraftSettings, build_lm_draft, save_draft
-from distill.claims import check_answers, check_inputs, check_output
+from distill.claims import check_answers, check_inputs, check_output, target_identity
+from distill.logit_cache import CacheSettings, LogitCache
 from distill.measuring import acceptance_hook
 from distill.objectives import forward_kl
-from distill.rows import Row, read_rows, split_held_out
+from distill.on_policy import OnPolicy, OnPolicySettings
+from distill.rows import Reading, Row, read_rows, split_held_out
 from distill.step import DistillStep
 from distill.supply import Supply, micro_batches_per_step
-from distill.teacher import Teacher, check_plain_head
+from distill.teacher import Teacher, check_packing, check_plain_head
+from distill.vocabulary import choose_ids, count_tokens, kept_always
 from train.checkpoint import Progress, remove_checkpoints
 from train.loop import TrainSettings, train
 from train.parallel import launch_name, start_accelerator
@@ -44,8 +50,19 @@ class JobSettings(StrictSettings):
     teacher_dtype: str = Field("float32", description="Dtype the target teaches in; fastest on CPU is float32.")
     measure_num_draft_tokens: int = Field(3, ge=1, description="γ of the in-training acceptance measurement.")
     data: DataSettings = DataSettings()
+    cache: CacheSettings = CacheSettings()
+    on_policy: OnPolicySettings = OnPolicySettings()
     draft: DraftSettings = DraftSettings()
     train: TrainSettings = TrainSettings()
+
+    @model_validator(mode="after")
+    def _refuse_what_has_no_effect(self) -> Self:
+        rollouts = self.on_policy
+        if rollouts.fraction and (self.cache.folder or self.data.pack):
+            raise ValueError("on_policy.fraction rolls out new text, which neither a cache nor packed rows hold")
+        if rollouts.error_weight != 1 and (rollouts.by == "draft" or not rollouts.fraction):
+            raise ValueError("on_policy.error_weight has no effect but with on_policy.by=pair and a fraction")
+        return self
 
 
 def run(settings: JobSettings) -> Path:
@@ -58,27 +75,30 @@ def run(settings: JobSettings) -> Path:
     check_tracker(settings.train.tracker)
     micro_batches = micro_batches_per_step(settings.train)
     draft_folder, done = settings.output / "draft", settings.output / "done.json"
-    target = load_model(settings.target, settings.teacher_dtype, device="cpu")
-    rows, held_out = _data(settings, target)
+    target = with_template(load_model(settings.target, settings.teacher_dtype, device="cpu"), settings.data)
+    every_row = read_data(settings, target)
+    rows, held_out = split_held_out(every_row, settings.data.held_out_rows, settings.seed)
     inputs = {"answers_sha256": sha256(settings.data.answers), "target_revision": target.revision}
     check_inputs(settings.output, inputs)
     if done.is_file():
         remove_checkpoints(settings.output / "checkpoints")
         print(f"{draft_folder}: this run is finished already", file=sys.stderr)
         return draft_folder
-    draft = build_lm_draft(target.model, settings.draft.layers)
-    check_plain_head(target.model, torch.tensor([rows[0].ids]), target.name)
+    draft, sequences = _draft(settings, target, rows), _sequences(settings, target, rows)
     accelerator = _start(settings, micro_batches, inputs)
 
     teacher = Teacher(target.model.to(accelerator.device))
     step = DistillStep(draft.to(accelerator.device), OBJECTIVES[settings.objective], settings.chunk_tokens)
-    schedule = Schedule(len(rows), settings.train.batch_rows, settings.seed)
-    supply = Supply(rows, schedule, teacher, settings.train.micro_rows, accelerator)
-    gamma = settings.measure_num_draft_tokens
-    law = replace(settings.data.law, vocabulary=target.vocabulary)
+    law, gamma = replace(settings.data.law, vocabulary=target.vocabulary), settings.measure_num_draft_tokens
+    supply = Supply(
+        sequences, Schedule(len(sequences), settings.train.batch_rows, settings.seed), teacher,
+        settings.train.micro_rows, accelerator, head_ids(draft), _cache(settings, target, every_row),
+        OnPolicy(settings.on_policy, draft, target.model, law, target.eos_ids, settings.seed),
+    )  # fmt: skip
     measure = acceptance_hook(draft, teacher, held_out, law, gamma, target.eos_ids, accelerator)
     record = {
         "rows": len(rows),
+        "sequences": len(sequences),
         "held_out_rows": len(held_out),
         "data_sha256": inputs["answers_sha256"],
         "launch": launch_name(accelerator),
@@ -99,11 +119,58 @@ def run(settings: JobSettings) -> Path:
     return draft_folder
 
 
-def _data(settings: JobSettings, target: Loaded) -> tuple[list[Row], list[Row]]:
+def _draft(settings: JobSettings, target: Loaded, rows: list[Row]) -> Any:
+    draft = build_lm_draft(target.model, settings.draft.layers)
+    if settings.draft.vocabulary:
+        counts = count_tokens(rows, target.model.config.vocab_size)
+        always = kept_always(target, counts)
+        trim_head(draft, choose_ids(counts, settings.draft.vocabulary, always, len(target.tokenizer)))
+    return draft
+
+
+def _sequences(settings: JobSettings, target: Loaded, rows: list[Row]) -> list[list[Row]]:
+    """Rows as the draft reads them, one or several to a sequence; a target that cannot be taught so is refused."""
+    some_ids = torch.tensor([rows[0].ids])
+    check_plain_head(target.model, some_ids, target.name)
+    if not settings.data.pack:
+        return [[row] for row in rows]
+    check_packing(target.model, some_ids, target.name)
+    return pack(rows, settings.data.max_tokens)
+
+
+def _cache(settings: JobSettings, target: Loaded, every_row: list[Row]) -> LogitCache | None:
+    folder = settings.cache.folder
+    return LogitCache(folder, every_row, cache_identity(settings, target)) if folder else None
+
+
+def cache_identity(settings: JobSettings, target: Loaded) -> dict[str, Any]:
+    """What a cache of the teacher's log-probabilities is of: all that decides its numbers and their order."""
+    reading = settings.data.model_dump(mode="json", include={"max_tokens", "mask", "text", "drop", "on_bad_row"})
+    return {
+        "target": target_identity(target) | {"name": None},  # the same weights under another path are the same
+        "data_sha256": sha256(settings.data.answers),
+        "reading": reading,
+        "teacher_dtype": settings.teacher_dtype,
+        "top_k": settings.cache.top_k,
+        "shard_tokens": settings.cache.shard_tokens,
+    }
+
+
+def read_data(settings: JobSettings, target: Loaded) -> list[Row]:
+    """The rows of the settings' answers, with what was skipped or dropped told on stderr."""
     check_answers(settings.data.answers, target, settings.data.law)
     max_tokens = min(settings.data.max_tokens, target.context_tokens)
-    rows = read_rows(settings.data.answers, target.tokenizer, max_tokens)
-    return split_held_out(rows, settings.data.held_out_rows, settings.seed)
+    data = settings.data
+    reading = Reading(max_tokens, data.mask == "last", data.template_arguments, data.text, data.drop)
+    bad = BadRows(data.on_bad_row)
+    rows = read_rows(data.answers, target.tokenizer, reading, bad)
+    supervised, tokens = sum(row.supervised for row in rows), sum(len(row.ids) for row in rows)
+    if os.environ.get("RANK", "0") == "0":
+        for line in bad.lines():
+            print(f"{data.answers}: {line}", file=sys.stderr)
+        which = "the last answer of a chat" if reading.last_only else "every answer"
+        print(f"{len(rows)} rows, {supervised} of {tokens} tokens supervised ({which})", file=sys.stderr)
+    return rows
 
 
 def _start(settings: JobSettings, micro_batches: int, inputs: dict[str, str]) -> Any:

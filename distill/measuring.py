@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from configs.errors import UserError
+from decode.drafts.lm import LMDraft
 from decode.laws import Law
 from decode.verify import DEFAULT_VERIFIER
 from distill.batches import collate
@@ -62,10 +63,10 @@ def _replay_row(
     draft: Any, teacher: Teacher, row: Row, law: Law, eos_ids: tuple[int, ...], device: torch.device
 ) -> list[Replay]:
     """One replay for each answer of the chat: a round never reaches from one answer into the next."""
-    batch = collate([row], device)
-    head = draft.get_output_embeddings()
+    batch = collate([[row]], device)
+    head, align = draft.get_output_embeddings(), LMDraft(draft, teacher.head_weight.shape[0]).align
     p = law(nn.functional.linear(teacher.hidden(batch.ids, batch.predicts), teacher.head_weight))
-    q = law(head(last_hidden(draft, batch.ids)[batch.predicts]))
+    q = law(align(head(last_hidden(draft, batch.ids)[batch.predicts])))
     places = batch.predicts[0].nonzero().flatten()
     emitted = batch.ids[0, places + 1]
     ends = [*((places.diff() > 1).nonzero().flatten() + 1).tolist(), len(places)]

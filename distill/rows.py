@@ -1,23 +1,34 @@
 """Chat data becomes token rows with the supervised positions marked."""
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from configs.bad_rows import BadRows
 from configs.errors import UserError
 from configs.records import read_records
-from decode.chat import render_chat, render_prompt
-from eval.suites import check_messages
+from decode.chat import Rendered, render_chat, render_prompt
+from decode.conversations import Message, to_messages
+from eval.text import repeated_tokens
+
+REPEATED_SHARE = 0.5
+OPENING_TURN = "opening assistant turn: it answers nothing and is not supervised"
 
 
 @dataclass(frozen=True)
 class Row:
-    """Token ids of one chat, and for each whether it is part of an answer, which is what is supervised."""
+    """Token ids of one chat, and for each whether it is part of an answer, which is what is supervised.
+
+    `number` is its place among the rows of its file. `weights`, one for each token, multiply its loss; None is 1.
+    """
 
     ids: list[int]
     is_answer: list[bool]
+    number: int = field(default=0, compare=False)
+    weights: list[float] | None = None
 
     @property
     def supervised(self) -> int:
@@ -25,16 +36,68 @@ class Row:
         return sum(self.is_answer[1:])
 
 
-def read_rows(path: Path, tokenizer: Any, max_tokens: int) -> list[Row]:
-    """Read chats (`messages`, optionally with the exact `answer_ids` that the target wrote).
+@dataclass(frozen=True)
+class Reading:
+    """How records become rows: longest row, which answers count, the template's arguments, whether text rows count.
 
-    A row longer than `max_tokens` is cut. Raises UserError naming file and line for a bad row, a row without an
-    assistant turn, one whose answer lies wholly beyond the cut, or a file without rows.
+    `drop` names answers of the target (rows with `answer_ids`) that are left out and counted: cut_off ended at the
+    token limit, empty have no text, repeated have most of their tokens in 8-grams that came before.
     """
-    rows = [_row(record, where, tokenizer, max_tokens) for where, record in read_records(path)]
+
+    max_tokens: int
+    last_only: bool = False
+    template_arguments: Mapping[str, Any] | None = None
+    text: bool = False
+    drop: Collection[str] = ()
+
+
+def read_rows(path: Path, tokenizer: Any, reading: Reading, bad: BadRows | None = None) -> list[Row]:
+    """Read chats of any shape (decode.conversations), optionally with the exact `answer_ids` that the target wrote.
+
+    A row longer than the limit is cut there. Raises UserError naming file and line for a bad row, a row without an
+    assistant turn, or one whose answer lies wholly beyond the cut, unless `bad` skips them; and for a file of which
+    nothing is left.
+    """
+    bad = bad or BadRows()
+    rows: list[Row] = []
+    for where, record in read_records(path, bad):
+        try:
+            row = read_row(record, tokenizer, reading, bad)
+        except UserError as error:
+            bad.refuse(where, str(error))
+            continue
+        fault = answer_fault(record) if reading.drop else None
+        if fault in reading.drop:
+            bad.notes[f"{fault} answer dropped"] += 1
+        else:
+            rows.append(replace(row, number=len(rows)))
     if not rows:
-        raise UserError(f"{path}: no rows in it; nothing to learn from")
+        raise UserError("; ".join([f"{path}: no usable rows in it; nothing to learn from", *bad.lines()]))
     return rows
+
+
+def read_row(record: Mapping[str, Any], tokenizer: Any, reading: Reading, bad: BadRows) -> Row:
+    """One record as a row. Raises UserError without the place, which the caller adds."""
+    rendered = _text_row(record, tokenizer) if reading.text and "text" in record else None
+    rendered = rendered or _chat_row(record, tokenizer, reading, bad)
+    row = Row(rendered.ids[: reading.max_tokens], rendered.is_answer[: reading.max_tokens])
+    if not row.supervised:
+        raise UserError(
+            f"no answer token is left within {reading.max_tokens} of {len(rendered.ids)} tokens; raise data.max_tokens"
+        )
+    return row
+
+
+def answer_fault(record: Mapping[str, Any]) -> str | None:
+    """What is wrong with an answer that the target wrote: empty, repeated or cut_off (in this order), else None."""
+    ids = record.get("answer_ids")
+    if ids is None:
+        return None
+    if not str(to_messages(record)[-1]["content"]).strip():
+        return "empty"
+    if repeated_tokens(ids) > REPEATED_SHARE * len(ids):
+        return "repeated"
+    return "cut_off" if record.get("finished") is False else None
 
 
 def split_held_out(rows: list[Row], count: int, seed: int) -> tuple[list[Row], list[Row]]:
@@ -46,30 +109,30 @@ def split_held_out(rows: list[Row], count: int, seed: int) -> tuple[list[Row], l
     return [row for i, row in enumerate(rows) if i not in held_out], [rows[i] for i in sorted(held_out)]
 
 
-def _row(record: dict[str, Any], where: str, tokenizer: Any, max_tokens: int) -> Row:
-    messages = check_messages(record.get("messages"), where)
+def _chat_row(record: Mapping[str, Any], tokenizer: Any, reading: Reading, bad: BadRows) -> Rendered:
+    messages = to_messages(record)
     if not any(turn["role"] == "assistant" for turn in messages):
-        raise UserError(f"{where}: no assistant turn; `draftsmith data` lets the target write the answers")
+        raise UserError("no assistant turn; `draftsmith data` lets the target write the answers")
+    arguments = dict(reading.template_arguments or {})
+    if record.get("tools"):
+        arguments["tools"] = record["tools"]
     answer_ids = record.get("answer_ids")
-    try:
-        if answer_ids is not None:
-            _check_answer_ids(answer_ids, messages, len(tokenizer))
-            prompt_ids = render_prompt(tokenizer, messages[:-1])
-            row = Row(prompt_ids + answer_ids, [False] * len(prompt_ids) + [True] * len(answer_ids))
-        else:
-            rendered = render_chat(tokenizer, messages)
-            row = Row(rendered.ids, rendered.is_answer)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-    cut = Row(row.ids[:max_tokens], row.is_answer[:max_tokens])
-    if not cut.supervised:
-        raise UserError(
-            f"{where}: no answer token is left within {max_tokens} of {len(row.ids)} tokens; raise data.max_tokens"
-        )
-    return cut
+    if answer_ids is not None:
+        _check_answer_ids(answer_ids, messages, len(tokenizer))
+        prompt_ids = render_prompt(tokenizer, messages[:-1], arguments)
+        return Rendered(prompt_ids + answer_ids, [False] * len(prompt_ids) + [True] * len(answer_ids))
+    rendered = render_chat(tokenizer, messages, arguments, reading.last_only)
+    if next(turn["role"] for turn in messages if turn["role"] != "system") == "assistant":
+        bad.notes[OPENING_TURN] += 1
+    return rendered
 
 
-def _check_answer_ids(answer_ids: Any, messages: list[dict[str, str]], vocabulary: int) -> None:
+def _text_row(record: Mapping[str, Any], tokenizer: Any) -> Rendered:
+    ids = list(tokenizer(str(record["text"])).input_ids)
+    return Rendered(ids, [True] * len(ids))
+
+
+def _check_answer_ids(answer_ids: Any, messages: list[Message], vocabulary: int) -> None:
     if messages[-1]["role"] != "assistant":
         raise UserError("answer_ids belong to a last assistant turn, but the last turn is the user's")
     if not isinstance(answer_ids, list) or not all(isinstance(i, int) and 0 <= i < vocabulary for i in answer_ids):

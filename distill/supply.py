@@ -1,13 +1,18 @@
 """Micro-batches for the training loop: this process's rows of a step, with the teacher's signal."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from configs.errors import UserError
 from distill.batches import Schedule, collate
+from distill.logit_cache import LogitCache, Signal
+from distill.on_policy import OnPolicy
 from distill.rows import Row
 from distill.teacher import Teacher
 from train.loop import TrainSettings
@@ -15,30 +20,61 @@ from train.loop import TrainSettings
 
 @dataclass(frozen=True)
 class Supply:
-    """Implements train.loop.Batches for distillation with an online teacher."""
+    """Implements train.loop.Batches for distillation, the teacher online or cached. A sequence has one or more rows.
 
-    rows: list[Row]
+    `head_ids` are the ids of the draft's head where it is trimmed: then p is over them alone, renormalised.
+    """
+
+    sequences: Sequence[Sequence[Row]]
     schedule: Schedule
     teacher: Teacher
     micro_rows: int
     accelerator: Any
+    head_ids: Tensor | None = None
+    cache: LogitCache | None = None
+    on_policy: OnPolicy | None = None
+    _rolled_out: dict[int, list[Sequence[Row]]] = field(default_factory=dict)
+
+    @cached_property
+    def teacher_head(self) -> Tensor:
+        whole = self.teacher.head_weight
+        return whole if self.head_ids is None else whole[self.head_ids.to(whole.device)]
 
     def micro_batches(self, step: int) -> list[dict[str, Tensor]]:
-        share = self.schedule.share_of(step, self.accelerator.process_index, self.accelerator.num_processes)
-        portions = [share[i : i + self.micro_rows] for i in range(0, len(share), self.micro_rows)]
-        return [self._inputs([self.rows[i] for i in portion]) for portion in portions]
+        share = self._share(step)
+        return [self._inputs(share[i : i + self.micro_rows]) for i in range(0, len(share), self.micro_rows)]
 
     def supervised_tokens(self, step: int) -> int:
-        return sum(self.rows[i].supervised for i in self.schedule.rows_of(step))
+        if self.on_policy is None or not self.on_policy.fraction:
+            return sum(row.supervised for i in self.schedule.rows_of(step) for row in self.sequences[i])
+        own = sum(row.supervised for rows in self._share(step) for row in rows)
+        return int(self.accelerator.reduce(torch.tensor(own, device=self.accelerator.device), reduction="sum"))
 
-    def _inputs(self, rows: list[Row]) -> dict[str, Tensor]:
-        batch = collate(rows, self.accelerator.device)
-        return {
-            "ids": batch.ids,
-            "predicts": batch.predicts,
-            "teacher_hidden": self.teacher.hidden(batch.ids, batch.predicts),
-            "teacher_head": self.teacher.head_weight,
-        }
+    def _share(self, step: int) -> list[Sequence[Row]]:
+        """This process's sequences of a step, some of them rolled out anew; asked for several times, made once."""
+        if step not in self._rolled_out:
+            numbers = self.schedule.share_of(step, self.accelerator.process_index, self.accelerator.num_processes)
+            share = [self.sequences[i] for i in numbers]
+            if self.on_policy is not None and self.on_policy.fraction:
+                share = [[self.on_policy.rewrite(step, row) for row in rows] for rows in share]
+            self._rolled_out.clear()
+            self._rolled_out[step] = share
+        return self._rolled_out[step]
+
+    def _inputs(self, sequences: Sequence[Sequence[Row]]) -> dict[str, Tensor]:
+        batch = collate(sequences, self.accelerator.device)
+        inputs = {"ids": batch.ids, "predicts": batch.predicts}
+        if batch.positions is not None:
+            inputs["positions"] = batch.positions
+        if batch.weights is not None:
+            inputs["weights"] = batch.weights
+        if self.cache is None:
+            hidden = self.teacher.hidden(batch.ids, batch.predicts, batch.positions)
+            return inputs | {"teacher_hidden": hidden, "teacher_head": self.teacher_head}
+        signals = [self.cache.signal(row) for rows in sequences for row in rows]
+        vocabulary = self.teacher.head_weight.shape[0]
+        whole = Signal.joined(signals).within(None if self.head_ids is None else self.head_ids.cpu(), vocabulary)
+        return inputs | {name: value.to(batch.ids.device) for name, value in vars(whole).items()}
 
 
 def micro_batches_per_step(settings: TrainSettings, processes: int | None = None) -> int:

@@ -18,9 +18,9 @@ class Teacher:
         self._model = model.eval().requires_grad_(False)
 
     @torch.no_grad()
-    def hidden(self, ids: Tensor, predicts: Tensor) -> Tensor:
-        """Last hidden states at the supervised positions. ids, predicts [B, T] -> [N, D]."""
-        return last_hidden(self._model, ids)[predicts]
+    def hidden(self, ids: Tensor, predicts: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Last hidden states at the supervised positions. ids, predicts, positions [B, T] -> [N, D]."""
+        return last_hidden(self._model, ids, positions)[predicts]
 
     @property
     def head_weight(self) -> Tensor:
@@ -43,7 +43,24 @@ def check_plain_head(model: Any, ids: Tensor, name: str) -> None:
         )
 
 
-def last_hidden(model: Any, ids: Tensor) -> Tensor:
-    """Last hidden states of every position. ids [B, T] -> [B, T, D]."""
+@torch.no_grad()
+def check_packing(model: Any, ids: Tensor, name: str) -> None:
+    """Raises UserError for a model in which rows that share a sequence see each other. ids [1, T >= 2]."""
+    half = ids.shape[1] // 2
+    positions = torch.cat([torch.arange(half), torch.arange(ids.shape[1] - half)]).unsqueeze(0).to(ids.device)
+    together = last_hidden(model, ids, positions)[:, half:].float()
+    alone = last_hidden(model, ids[:, half:]).float()
+    if not torch.allclose(together, alone, rtol=1e-2, atol=1e-2 * float(alone.std())):
+        raise UserError(
+            f"{name}: in a {model.config.model_type} model rows that are packed into one sequence see each other; "
+            "leave data.pack out"
+        )
+
+
+def last_hidden(model: Any, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+    """Last hidden states of every position. ids, positions [B, T] -> [B, T, D].
+
+    Positions that start again within a sequence keep attention inside each run of them.
+    """
     body: nn.Module = model.get_decoder()
-    return body(input_ids=ids, use_cache=False).last_hidden_state
+    return body(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state

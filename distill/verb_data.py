@@ -24,6 +24,12 @@ def data(
     seed: Annotated[int | None, typer.Option(help="Short for seed=...")] = None,
     dtype: Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto (the accelerator where there is one), cpu, cuda, cuda:N.")] = "auto",
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Let OpenAI-compatible servers (.../v1) answer; several times for several."),
+    ] = None,
+    served_model: Annotated[str | None, typer.Option(help="The target's name on the server. Default: target.")] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests under way at a time.", min=1)] = 16,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print every resolved setting as YAML, and stop.")
     ] = False,
@@ -31,7 +37,7 @@ def data(
     """Let the target answer prompts, for a draft to learn from: batched, and resumable row by row."""
     from configs.reader import read_config, to_yaml
     from decode.models import load_model
-    from distill.answers import write_answers
+    from distill.answers import with_template, write_answers
     from distill.job import JobSettings
 
     short = {
@@ -47,5 +53,7 @@ def data(
     if print_config:
         print(to_yaml(settings), end="")
         return
-    count = write_answers(load_model(settings.target, dtype, device), settings.data, settings.seed)
+    count = write_answers(
+        with_template(load_model(settings.target, dtype, device), settings.data), settings.data, settings.seed
+    )
     print(f"{settings.data.answers}: {count} answers")

@@ -46,6 +46,7 @@ def measure(options: EvalOptions, out: Path) -> Report:
     path = find_prompts(options.suite)
     prompts = stratified(read_prompts(path), options.max_prompts)
     target = load_model(options.target, options.dtype, options.device)
+    target = replace(target, template_arguments=options.template_argument)
     drafted = load_model(options.draft, options.dtype, options.device)
     draft = LMDraft.of_pair(target, drafted)
     decoding = options.settings(target, costs)
@@ -107,7 +108,7 @@ def _replay(target: Loaded, draft: LMDraft, run: PromptRun, settings: Settings) 
 
 
 def _checked_ids(target: Loaded, prompt: Prompt) -> list[int]:
-    ids = render_prompt(target.tokenizer, prompt.messages)
+    ids = render_prompt(target.tokenizer, prompt.messages, target.template_arguments)
     if len(ids) >= target.context_tokens:
         raise UserError(
             f"{prompt.where}: the prompt has {len(ids)} tokens; {target.name} holds {target.context_tokens}"

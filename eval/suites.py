@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.bad_rows import BadRows
 from configs.errors import UserError
 from configs.records import read_records
+from decode.conversations import Message, to_messages
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs" / "prompts"
 
@@ -18,7 +20,7 @@ class Prompt:
 
     id: str
     category: str
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[Message, ...]
     where: str
 
 
@@ -33,22 +35,28 @@ def find_prompts(name_or_path: str) -> Path:
     raise UserError(f"{name_or_path}: no such prompt file; expected a .jsonl or .parquet file, or one of: {known}")
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """Read rows with `prompt` (a string) or `messages` (role and content), and optional `id` and `category`.
+def read_prompts(path: Path, bad: BadRows | None = None) -> list[Prompt]:
+    """Read rows with a `prompt` or a chat (decode.conversations), and optional `id` and `category`.
 
-    An answer that ends `messages` is dropped: the target writes its own. A row without an id gets one from its
-    text. Raises UserError naming file and line for a bad row, a repeated id, or a file without rows.
+    An answer that ends a chat is dropped: the target writes its own. A row without an id gets one from its text.
+    Raises UserError naming file and line for a bad row or a repeated id, unless `bad` skips them, and for a file
+    without rows.
     """
+    bad = bad or BadRows()
     prompts: list[Prompt] = []
     seen: dict[str, str] = {}
-    for where, row in read_records(path):
-        prompt = _prompt(row, where)
-        if prompt.id in seen:
-            raise UserError(f"{where}: id {prompt.id!r} stands already at {seen[prompt.id]}")
+    for where, row in read_records(path, bad):
+        try:
+            prompt = _prompt(row, where)
+            if prompt.id in seen:
+                raise UserError(f"id {prompt.id!r} stands already at {seen[prompt.id]}")
+        except UserError as error:
+            bad.refuse(where, str(error))
+            continue
         seen[prompt.id] = where
         prompts.append(prompt)
     if not prompts:
-        raise UserError(f"{path}: no rows in it")
+        raise UserError("; ".join([f"{path}: no rows in it", *bad.lines()]))
     return prompts
 
 
@@ -62,29 +70,13 @@ def stratified(prompts: list[Prompt], count: int) -> list[Prompt]:
     return in_turn[:count]
 
 
-def check_messages(messages: Any, where: str) -> list[dict[str, str]]:
-    """The messages of a row as a plain list of role and content. Raises UserError naming file and line."""
-    if not isinstance(messages, list) or not messages:
-        raise UserError(f"{where}: messages: expected a list of turns, got {type(messages).__name__}")
-    for turn in messages:
-        if not (isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)):
-            raise UserError(f"{where}: each turn needs a role and a content, both text; got {turn!r:.80}")
-        if turn["role"] not in ("system", "user", "assistant"):
-            raise UserError(f"{where}: unknown role {turn['role']!r}; expected system, user or assistant")
-    return [{"role": turn["role"], "content": turn["content"]} for turn in messages]
-
-
 def _prompt(row: dict[str, Any], where: str) -> Prompt:
-    if isinstance(row.get("prompt"), str):
-        messages = [{"role": "user", "content": row["prompt"]}]
-    elif "messages" in row:
-        messages = check_messages(row["messages"], where)
-        if messages[-1]["role"] == "assistant":
-            messages = messages[:-1]
-        if not messages or messages[-1]["role"] != "user":
-            raise UserError(f"{where}: expected a user turn to answer")
-    else:
-        raise UserError(f"{where}: expected `prompt` or `messages`, got {', '.join(row) or 'an empty row'}")
+    """Raises UserError without the place, which the caller adds."""
+    messages = to_messages(row)
+    if messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    if not messages or messages[-1]["role"] not in ("user", "tool"):
+        raise UserError("expected a user turn to answer")
     text = "\n".join(f"{turn['role']}: {turn['content']}" for turn in messages)
     identity = str(row["id"]) if row.get("id") is not None else hashlib.sha256(text.encode()).hexdigest()[:12]
     return Prompt(identity, str(row.get("category", "all")), tuple(messages), where)

@@ -6,12 +6,13 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from configs.bad_rows import BadRows
 from configs.errors import UserError
 from decode.laws import Law
 from decode.models import load_model
 from distill.answers import DataSettings, fill_file, sample, write_answers
 from distill.claims import check_answers
-from distill.rows import read_rows
+from distill.rows import Reading, answer_fault, read_rows
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_answers_are_rows_that_training_reads(target, tmp_path):
     rows = [json.loads(line) for line in settings.answers.read_text().splitlines()]
     assert [row["id"] for row in rows] == [f"p{i}" for i in range(7)]
     assert all(row["finished"] == (row["answer_ids"][-1] in target.eos_ids) for row in rows)
-    trained_on = read_rows(settings.answers, target.tokenizer, 200)
+    trained_on = read_rows(settings.answers, target.tokenizer, Reading(200))
     assert [row.supervised for row in trained_on] == [len(row["answer_ids"]) for row in rows]
     check_answers(settings.answers, target, settings.law)
 
@@ -177,3 +178,22 @@ def test_padding_ids_of_the_head_are_never_sampled(target):
     """A law that forbids ids from 40 on, so that the model's own favourites are among the forbidden."""
     for law in (Law(0.0, vocabulary=40), Law(1.0, vocabulary=40)):
         assert all(token < 40 for token in sample(target, [[5, 9]], law, 20, seed=0)[0])
+
+
+def test_empty_repeated_and_cut_off_answers_are_told_apart_dropped_when_asked_and_counted(tokenizer, tmp_path):
+    chat = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "x"}]
+    empty = [chat[0], {"role": "assistant", "content": "  "}]
+    records = [
+        {"messages": chat, "answer_ids": list(range(20, 40)), "finished": True},
+        {"messages": chat, "answer_ids": list(range(20, 40)), "finished": False},
+        {"messages": empty, "answer_ids": [2], "finished": True},
+        {"messages": chat, "answer_ids": [20, 21, 22] * 12, "finished": False},
+        {"messages": chat},
+    ]
+    assert [answer_fault(record) for record in records] == [None, "cut_off", "empty", "repeated", None]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    bad = BadRows()
+    assert len(read_rows(path, tokenizer, Reading(100, drop=("empty", "repeated")), bad)) == 3
+    assert bad.notes == {"empty answer dropped": 1, "repeated answer dropped": 1}
+    assert len(read_rows(path, tokenizer, Reading(100))) == 5

@@ -205,3 +205,45 @@ def test_wandb_works_offline_without_a_key(job, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "kept offline" in done.stderr
     assert list(tmp_path.glob("wandb/offline-run-*"))
+
+
+def test_a_trimmed_head_and_packed_rows_train_and_the_draft_decodes(job, tmp_path, tiny_target):
+    output = tmp_path / "small"
+    done = run(job(output, "draft.vocabulary=64", "data.pack=true", "data.max_tokens=240"))
+    assert done.returncode == 0, done.stderr
+    assert "tokens supervised (every answer)" in done.stderr
+    assert losses(output)[-1] < losses(output)[0]
+    record = json.loads((output / "draft" / "training.json").read_text())
+    assert record["sequences"] < record["rows"]
+    draft = load_model(str(output / "draft"))
+    assert draft.model.lm_head.weight.shape[0] == 64
+    answered = run_decode(tiny_target, output / "draft")
+    assert answered["token_ids"] == run_decode(tiny_target)["token_ids"]
+
+
+@pytest.mark.parametrize("launch", ["1 process", "2 x DDP"])
+def test_rolled_out_rows_train_on_any_number_of_processes(job, tmp_path, launch):
+    output = tmp_path / "rolled"
+    more = ["on_policy.fraction=0.5", "on_policy.by=pair", "on_policy.error_weight=2", "on_policy.max_new_tokens=12"]
+    done = run(job(output, *more), launch)
+    assert done.returncode == 0, done.stderr
+    assert losses(output)[-1] < losses(output)[0]
+
+
+def run_decode(target: Path, draft: Path | None = None) -> dict:
+    command = [
+        sys.executable,
+        "-m",
+        "decode",
+        "--target",
+        target,
+        "--prompt",
+        "Who?",
+        "--json",
+        "--max-new-tokens",
+        "20",
+    ]
+    command += ["--draft", draft] if draft else []
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

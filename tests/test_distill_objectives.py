@@ -5,11 +5,14 @@ import math
 import pytest
 import torch
 from conftest import make_llama
+from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from configs.errors import UserError
+from distill.batches import collate, pack
 from distill.objectives import forward_kl
-from distill.step import DistillStep, chunked_objective
-from distill.teacher import Teacher, check_plain_head, last_hidden
+from distill.rows import Row
+from distill.step import DistillStep, chunked_sum, online_loss
+from distill.teacher import Teacher, check_packing, check_plain_head, last_hidden
 
 
 def test_forward_kl_of_two_tokens_in_closed_form():
@@ -58,7 +61,7 @@ def test_chunks_give_the_loss_and_the_gradients_of_the_dense_computation(N, V, D
     teacher_hidden, teacher_head = torch.randn(N, E, dtype=torch.float64), torch.randn(V, E, dtype=torch.float64)
     ours = [x.clone().requires_grad_() for x in (hidden, head)]
     dense = [x.clone().requires_grad_() for x in (hidden, head)]
-    loss = chunked_objective(forward_kl, *ours, teacher_hidden, teacher_head, chunk_tokens)
+    loss = chunked_sum(online_loss(forward_kl, teacher_hidden, teacher_head), *ours, chunk_tokens)
     expected = forward_kl(teacher_hidden @ teacher_head.T, dense[0] @ dense[1].T).sum()
     (3 * loss).backward()
     (3 * expected).backward()
@@ -68,19 +71,17 @@ def test_chunks_give_the_loss_and_the_gradients_of_the_dense_computation(N, V, D
 
 
 def make_batch(model, lengths):
-    from distill.batches import collate
-    from distill.rows import Row
-
     generator = torch.Generator().manual_seed(0)
     rows = []
     for length in lengths:
         ids = torch.randint(3, model.config.vocab_size, (length,), generator=generator).tolist()
         rows.append(Row(ids, [i >= length // 2 for i in range(length)]))
-    return rows, collate(rows, torch.device("cpu"))
+    return rows, collate([[row] for row in rows], torch.device("cpu"))
 
 
 def step_loss(step, teacher, batch):
-    return step(batch.ids, batch.predicts, teacher.hidden(batch.ids, batch.predicts), teacher.head_weight)
+    hidden = teacher.hidden(batch.ids, batch.predicts, batch.positions)
+    return step(batch.ids, batch.predicts, hidden, teacher.head_weight, batch.positions)
 
 
 def test_a_draft_with_the_targets_weights_has_loss_zero():
@@ -106,12 +107,45 @@ def test_the_step_equals_plain_pytorch_over_the_supervised_positions():
 def test_padding_changes_nothing():
     target, draft = make_llama(60, layers=2, seed=0), make_llama(60, layers=1, seed=1)
     rows, _ = make_batch(target, [8, 5])
-    from distill.batches import collate
-
     step, teacher = DistillStep(draft, forward_kl), Teacher(target)
-    together = step_loss(step, teacher, collate(rows, torch.device("cpu"))).item()
-    apart = sum(step_loss(step, teacher, collate([row], torch.device("cpu"))).item() for row in rows)
+    together = step_loss(step, teacher, collate([[row] for row in rows], torch.device("cpu"))).item()
+    apart = sum(step_loss(step, teacher, collate([[row]], torch.device("cpu"))).item() for row in rows)
     assert together == pytest.approx(apart, rel=1e-5)
+
+
+def test_packed_rows_give_the_loss_and_gradients_of_rows_alone():
+    target, draft = make_llama(60, layers=2, seed=0), make_llama(60, layers=2, seed=1)
+    rows, apart = make_batch(target, [8, 5, 13, 4])
+    step, teacher = DistillStep(draft, forward_kl), Teacher(target)
+    packed = collate(pack(rows, max_tokens=17), torch.device("cpu"))
+    assert packed.ids.shape[0] < len(rows)
+    found = []
+    for batch in (apart, packed):
+        draft.zero_grad()
+        loss = step_loss(step, teacher, batch)
+        loss.backward()
+        found.append((loss.item(), [weight.grad.clone() for weight in draft.parameters()]))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_a_model_in_which_packed_rows_see_each_other_is_refused():
+    ids = torch.arange(3, 27).unsqueeze(0)
+    check_packing(make_llama(60, layers=2, seed=0), ids, "llama")
+    shape = {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Lfm2Config(intermediate_size=64, num_hidden_layers=2, full_attn_idxs=[1], initializer_range=0.2, **shape)
+    with pytest.raises(UserError, match="see each other"):
+        check_packing(Lfm2ForCausalLM(config).eval(), ids, "lfm2")
+
+
+def test_packing_uses_each_row_once_and_keeps_to_the_limit():
+    rows = [Row([n] * n, [False] + [True] * (n - 1)) for n in (5, 9, 3, 3, 8, 2)]
+    sequences = pack(rows, 10)
+    assert sorted(row.ids[0] for rows in sequences for row in rows) == [2, 3, 3, 5, 8, 9]
+    assert all(sum(len(row.ids) for row in rows) <= 10 for rows in sequences)
+    batch = collate(sequences, torch.device("cpu"))
+    assert batch.predicts.sum() == sum(row.supervised for row in rows)
 
 
 def test_the_teacher_is_in_evaluation_mode_without_gradients_and_no_part_of_the_step():

@@ -1,15 +1,17 @@
 """Chat data: supervised spans, bad rows, batches, the order of rows."""
 
+import copy
 import json
 
 import pytest
 import torch
 from conftest import CHATML
 
+from configs.bad_rows import BadRows
 from configs.errors import UserError
-from decode.chat import render_chat, render_prompt
+from decode.chat import render_chat, render_prompt, template_fingerprint
 from distill.batches import Schedule, collate
-from distill.rows import Row, read_rows, split_held_out
+from distill.rows import Reading, Row, read_row, read_rows, split_held_out
 from distill.supply import micro_batches_per_step
 from train.loop import TrainSettings
 
@@ -64,25 +66,31 @@ def test_the_prompt_that_is_served_begins_the_row_that_is_trained_on(tokenizer):
 
 
 def test_a_begin_token_in_the_template_comes_once(tokenizer):
-    import copy
-
     other = copy.deepcopy(tokenizer)
     other.chat_template = "<|endoftext|>" + CHATML
     assert render_prompt(other, CHAT[:2]).count(0) == 1
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer):
-    import copy
-
+def test_a_template_that_changes_earlier_text_with_later_turns_still_shows_its_answers(tokenizer):
     other = copy.deepcopy(tokenizer)
     other.chat_template = "{{ messages | length }}" + CHATML
-    with pytest.raises(UserError, match="rewrites earlier turns"):
+    rendered = render_chat(other, CHAT)
+    assert supervised_text(other, rendered.ids, rendered.is_answer) == [
+        "The clerk.<|im_end|>",
+        "Before noon.<|im_end|>",
+    ]
+
+
+def test_a_template_that_hides_an_answer_is_refused(tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['role'] }}\n{% endfor %}"
+    with pytest.raises(UserError, match="does not show where this answer begins"):
         render_chat(other, CHAT)
 
 
 def test_exact_answer_ids_are_used_as_they_are(tokenizer, tmp_path):
     row = {"id": "a", "messages": CHAT[:3], "answer_ids": [40, 41, 42]}
-    (read,) = read_rows(write(tmp_path / "a.jsonl", row), tokenizer, 100)
+    (read,) = read_rows(write(tmp_path / "a.jsonl", row), tokenizer, Reading(100))
     assert read.ids[-3:] == [40, 41, 42]
     assert read.supervised == 3
 
@@ -93,9 +101,9 @@ def test_exact_answer_ids_are_used_as_they_are(tokenizer, tmp_path):
         ('{"messages": [', ["a.jsonl:2", "not valid JSON"]),
         ("null", ["a.jsonl:2", "expected a JSON object", "NoneType"]),
         ('{"messages": "x"}', ["a.jsonl:2", "list of turns", "str"]),
-        ('{"text": "x"}', ["a.jsonl:2", "messages"]),
+        ('{"text": "x"}', ["a.jsonl:2", "messages", "data.text=true"]),
         ('{"messages": [{"role": "user", "content": "x"}]}', ["a.jsonl:2", "no assistant turn"]),
-        ('{"messages": [{"role": "bot", "content": "x"}]}', ["a.jsonl:2", "unknown role 'bot'"]),
+        ('{"messages": [{"role": "narrator", "content": "x"}]}', ["a.jsonl:2", "unknown role 'narrator'"]),
         ('{"messages": [{"role": "assistant", "content": 3}]}', ["a.jsonl:2", "role and a content"]),
         ('{"messages": [{"role": "assistant", "content": "\\ud800"}]}', ["a.jsonl:2", "surrogate"]),
         (ANSWERED % '"x"', ["a.jsonl:2", "answer_ids", "list of token ids"]),
@@ -106,7 +114,7 @@ def test_a_bad_row_stops_with_file_and_line(tokenizer, tmp_path, content, words)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps({"messages": CHAT}).encode() + b"\r\n" + content.encode())
     with pytest.raises(UserError) as caught:
-        read_rows(path, tokenizer, 100)
+        read_rows(path, tokenizer, Reading(100))
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
@@ -114,7 +122,7 @@ def test_bom_crlf_and_blank_lines_are_no_fault(tokenizer, tmp_path):
     path = tmp_path / "a.jsonl"
     row = json.dumps({"messages": CHAT}).encode()
     path.write_bytes(b"\xef\xbb\xbf" + row + b"\r\n\r\n" + row)
-    assert len(read_rows(path, tokenizer, 100)) == 2
+    assert len(read_rows(path, tokenizer, Reading(100))) == 2
 
 
 def test_parquet_reads_like_jsonl(tokenizer, tmp_path):
@@ -122,31 +130,32 @@ def test_parquet_reads_like_jsonl(tokenizer, tmp_path):
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": CHAT}]), tmp_path / "a.parquet")
-    from_json = read_rows(write(tmp_path / "a.jsonl", {"messages": CHAT}), tokenizer, 100)
-    assert read_rows(tmp_path / "a.parquet", tokenizer, 100) == from_json
+    from_json = read_rows(write(tmp_path / "a.jsonl", {"messages": CHAT}), tokenizer, Reading(100))
+    assert read_rows(tmp_path / "a.parquet", tokenizer, Reading(100)) == from_json
 
 
 def test_an_empty_or_missing_data_set_is_refused(tokenizer, tmp_path):
     (tmp_path / "a.jsonl").write_text("\n")
     with pytest.raises(UserError, match="nothing to learn from"):
-        read_rows(tmp_path / "a.jsonl", tokenizer, 100)
+        read_rows(tmp_path / "a.jsonl", tokenizer, Reading(100))
     with pytest.raises(UserError, match="no such file"):
-        read_rows(tmp_path / "b.jsonl", tokenizer, 100)
+        read_rows(tmp_path / "b.jsonl", tokenizer, Reading(100))
 
 
 def test_a_row_whose_answer_lies_beyond_the_cut_is_refused_and_a_partly_cut_one_is_kept(tokenizer, tmp_path):
     path = write(tmp_path / "a.jsonl", {"messages": CHAT[1:3]})
-    (whole,) = read_rows(path, tokenizer, 100)
+    (whole,) = read_rows(path, tokenizer, Reading(100))
     first = whole.is_answer.index(True)
-    (cut,) = read_rows(path, tokenizer, first + 2)
+    (cut,) = read_rows(path, tokenizer, Reading(first + 2))
     assert cut.supervised == 2
     with pytest.raises(UserError, match=r"a\.jsonl:1: no answer token is left within"):
-        read_rows(path, tokenizer, first)
+        read_rows(path, tokenizer, Reading(first))
 
 
 def test_the_position_before_an_answer_predicts_it_and_its_last_token_predicts_nothing():
     batch = collate(
-        [Row([7, 8, 9, 10, 11], [False, False, True, True, False]), Row([5, 6], [False, True])], torch.device("cpu")
+        [[Row([7, 8, 9, 10, 11], [False, False, True, True, False])], [Row([5, 6], [False, True])]],
+        torch.device("cpu"),
     )
     assert batch.predicts.tolist() == [[False, True, True, False, False], [True, False, False, False, False]]
     assert batch.ids[1].tolist() == [5, 6, 0, 0, 0]
@@ -186,14 +195,62 @@ def test_held_out_rows_are_kept_back_and_cannot_be_all():
 
 def test_answer_ids_that_are_null_are_no_answer_ids(tokenizer, tmp_path):
     path = write(tmp_path / "a.jsonl", {"messages": CHAT}, {"messages": CHAT, "answer_ids": None})
-    first, second = read_rows(path, tokenizer, 100)
+    first, second = read_rows(path, tokenizer, Reading(100))
     assert first == second
 
 
 def test_a_tokenizer_without_a_template_is_refused_in_one_line(tokenizer, tmp_path):
-    import copy
-
     bare = copy.deepcopy(tokenizer)
     bare.chat_template = None
     with pytest.raises(UserError, match=r"a\.jsonl:1: the chat template refuses the messages"):
-        read_rows(write(tmp_path / "a.jsonl", {"messages": CHAT}), bare, 100)
+        read_rows(write(tmp_path / "a.jsonl", {"messages": CHAT}), bare, Reading(100))
+
+
+def test_plain_text_is_learned_from_whole_when_asked_for(tokenizer, tmp_path):
+    path = write(tmp_path / "a.jsonl", {"text": "The old pump."}, {"messages": CHAT})
+    text, chat = read_rows(path, tokenizer, Reading(100, text=True))
+    assert all(text.is_answer)
+    assert not all(chat.is_answer)
+
+
+def test_template_arguments_reach_the_template_and_its_fingerprint(tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = CHATML + "{% if thinking and add_generation_prompt %}<think>{% endif %}"
+    plain, thinking = (render_prompt(other, CHAT[:2], arguments) for arguments in ({}, {"thinking": True}))
+    assert other.decode(thinking) == other.decode(plain) + "<think>"
+    fingerprints = {template_fingerprint(other, a) for a in ({}, {"thinking": True}, {"thinking": False})}
+    assert len(fingerprints) == 3
+
+
+def test_an_answer_is_found_where_the_end_of_turn_is_not_the_end_of_text(tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.eos_token = "<|endoftext|>"
+    rendered = render_chat(other, CHAT)
+    found = supervised_text(other, rendered.ids, rendered.is_answer)
+    assert found == ["The clerk.<|im_end|>", "Before noon.<|im_end|>"]
+
+
+def test_end_of_turn_is_supervised_where_it_is_the_padding_too(tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.pad_token = other.eos_token
+    rendered = render_chat(other, CHAT)
+    assert supervised_text(other, rendered.ids, rendered.is_answer)[0].endswith("<|im_end|>")
+
+
+def test_tools_and_tool_calls_are_given_to_the_template(tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = (
+        "{% if tools %}{{ tools[0]['name'] }}\n{% endif %}"
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+        "{% if m['tool_calls'] %}{{ m['tool_calls'][0]['name'] }}{% else %}{{ m['content'] }}{% endif %}"
+        "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    chat = [
+        CHAT[1],
+        {"role": "assistant", "content": None, "tool_calls": [{"name": "count"}]},
+        {"role": "tool", "content": "7"},
+        {"role": "assistant", "content": "Seven."},
+    ]
+    row = read_row({"messages": chat, "tools": [{"name": "count"}]}, other, Reading(200), BadRows())
+    assert other.decode(row.ids).startswith("count\n<|im_start|>user")
+    assert supervised_text(other, row.ids, row.is_answer) == ["count<|im_end|>", "Seven.<|im_end|>"]

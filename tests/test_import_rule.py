@@ -12,6 +12,8 @@ HOMES = {
     "deepspeed": {"train/parallel.py"},
     "wandb": {"train/tracking.py"},
     "huggingface_hub": {"train/publish/hub.py", "train/publish/card.py"},
+    "datasets": {"distill/sources.py"},
+    "openai": {"distill/engine.py"},
     "pyarrow": {"configs/records.py"},
     "matplotlib": {"eval/plots.py"},
 }

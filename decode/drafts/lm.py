@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from decode.drafts.contract import Proposal
+from decode.drafts.head import head_ids
 from decode.draws import Draws
 from decode.kv import Clock, Reader
 from decode.laws import Law
@@ -26,7 +27,7 @@ class LMState:
 
 
 class LMDraft:
-    """Any transformers causal LM as a draft (see contract.Draft).
+    """Any transformers causal LM as a draft (see contract.Draft), its head whole or trimmed (decode/drafts/head.py).
 
     Its laws are over the target's `rows` of vocabulary (default: its own). The padding rows in which the two differ
     are never chosen: Law.vocabulary sees to that for both.
@@ -38,6 +39,7 @@ class LMDraft:
         self.model = model
         self.context_tokens = int(model.config.max_position_embeddings)
         self.rows = rows or int(model.config.vocab_size)
+        self.ids = head_ids(model)
 
     @classmethod
     def of_pair(cls, target: Loaded, draft: Loaded) -> "LMDraft":
@@ -50,7 +52,11 @@ class LMDraft:
         return LMDraft(model, self.rows)
 
     def align(self, logits: Tensor) -> Tensor:
-        """The draft's logits [..., V_draft] as logits over the target's rows; rows that it lacks are at -inf."""
+        """The draft's logits [..., V_d] as logits over the target's rows; rows that it lacks are at -inf."""
+        if self.ids is not None:
+            whole = logits.new_full((*logits.shape[:-1], self.rows), -torch.inf)
+            whole[..., self.ids] = logits
+            return whole
         shared = logits[..., : self.rows]
         return torch.nn.functional.pad(shared, (0, self.rows - shared.shape[-1]), value=-torch.inf)
 

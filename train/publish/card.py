@@ -192,7 +192,7 @@ def _usage(block: Mapping[str, Any], draft_name: str) -> str:
     parts = ["## Usage", f'```bash\n{command} --prompt "Why is the sky blue?"\n```']
     if has_length:
         parts.insert(1, f"Recommended draft length: {tokens} tokens per round.")
-    if block.get("kind") == "lm":
+    if block.get("kind") == "lm" and not block.get("vocabulary_map_hash"):
         length = f"draft.generation_config.num_assistant_tokens = {tokens}\n" if has_length else ""
         pinned = f', revision="{revision}"' if revision else ""
         parts.append(

@@ -1,0 +1,61 @@
+"""An output head over part of the vocabulary. The map of its rows to the target's ids travels inside the model.
+
+Shapes: V_d rows of the head, D hidden.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.utils.hub import cached_file
+
+from configs.errors import UserError
+
+SIZE = "draft_vocab_size"  # in config.json, as in EAGLE-3 checkpoints
+
+
+def trim_head(model: Any, ids: Tensor) -> None:
+    """Keep the head's rows of `ids` [V_d], in that order, in place. Logits are then [..., V_d]."""
+    head = model.get_output_embeddings()
+    trimmed = nn.Linear(head.in_features, len(ids), bias=head.bias is not None, dtype=head.weight.dtype)
+    with torch.no_grad():
+        trimmed.weight.copy_(head.weight[ids])
+        if head.bias is not None:
+            trimmed.bias.copy_(head.bias[ids])
+    model.set_output_embeddings(trimmed)
+    model.config.tie_word_embeddings = False
+    setattr(model.config, SIZE, len(ids))
+    model.register_buffer("draft_ids", ids.clone())
+
+
+def head_ids(model: Any) -> Tensor | None:
+    """The target ids of the head's rows [V_d]; None for a head over the whole vocabulary."""
+    return getattr(model, "draft_ids", None)
+
+
+def map_fingerprint(ids: Tensor) -> str:
+    """16 hex digits of a map."""
+    return hashlib.sha256(ids.cpu().long().numpy().tobytes()).hexdigest()[:16]
+
+
+def load_trimmed(location: str, config: Any, dtype: torch.dtype, **arguments: Any) -> Any:
+    """Load a model whose head was trimmed. Raises UserError when weights and map do not belong together."""
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    trim_head(model, torch.zeros(getattr(config, SIZE), dtype=torch.long))
+    file = cached_file(location, "model.safetensors", **arguments)
+    try:
+        model.load_state_dict(load_file(str(file)))
+    except RuntimeError as error:
+        raise UserError(
+            f"{location}: its weights do not fit its config ({str(error).splitlines()[-1].strip()})"
+        ) from None
+    said = (getattr(config, "draftsmith", None) or {}).get("vocabulary_map_hash")
+    found = map_fingerprint(model.draft_ids)
+    if said != found:
+        name = Path(location).name
+        raise UserError(f"{name}: the vocabulary map inside it ({found}) is not the one that its config names ({said})")
+    return model

@@ -1,0 +1,99 @@
+"""The target behind an OpenAI-compatible server (vLLM, SGLang): it answers and scores as one in this process would."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import torch
+
+from configs.errors import UserError
+from decode.laws import Law
+from distill.logit_cache import Signal
+from distill.rows import Row
+
+RETRIES = 5  # of each request, with growing pauses: openai's own
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Servers that hold the same `model`, asked in turn; at most `concurrency` requests are under way."""
+
+    urls: Sequence[str]
+    model: str
+    concurrency: int = 16
+    timeout_s: float = 600.0
+
+    def answer(self, prompts: Sequence[Sequence[int]], law: Law, max_new_tokens: int, seed: int) -> list[list[int]]:
+        """Token ids of an answer to each prompt's ids, exactly as the server made them.
+
+        Raises UserError when the server cannot be reached, refuses, or gives no token ids.
+        """
+        how: dict[str, Any] = {"temperature": law.temperature, "top_p": law.top_p, "max_tokens": max_new_tokens}
+        beyond = {"return_token_ids": True, "skip_special_tokens": False, "top_k": law.top_k or -1}
+
+        async def one(client: Any, number: int) -> list[int]:
+            response = await client.completions.create(
+                model=self.model, prompt=list(prompts[number]), seed=seed + number, extra_body=beyond, **how
+            )
+            ids = getattr(response.choices[0], "token_ids", None)
+            if ids is None:
+                raise UserError(f"{client.base_url}: answers without token_ids; it needs vLLM 0.10 or later")
+            return [int(token) for token in ids]
+
+        return asyncio.run(self._all(one, len(prompts)))
+
+    def score(self, rows: Sequence[Row], top_k: int) -> Signal:
+        """The `top_k` largest log-probabilities at every supervised place of the rows. vLLM only (prompt_logprobs).
+
+        Raises UserError as `answer` does, also when the server allows fewer (vLLM: --max-logprobs).
+        """
+
+        async def one(client: Any, number: int) -> list[dict[str, Any]]:
+            response = await client.completions.create(
+                model=self.model, prompt=rows[number].ids, max_tokens=1, temperature=0.0,
+                extra_body={"prompt_logprobs": top_k},
+            )  # fmt: skip
+            places = getattr(response.choices[0], "prompt_logprobs", None)
+            if places is None:
+                raise UserError(f"{client.base_url}: gives no prompt_logprobs; scoring needs vLLM")
+            marks = rows[number].is_answer
+            return [place for place, mark in zip(places[1:], marks[1:], strict=True) if mark]
+
+        places = [place for row in asyncio.run(self._all(one, len(rows))) for place in row]
+        # A place lists the token that stands there too, also when it is not among the top.
+        tops = [sorted(((-v["logprob"], int(token)) for token, v in place.items()))[:top_k] for place in places]
+        ids = torch.tensor([[token for _, token in top] for top in tops])
+        logp = torch.tensor([[-negative for negative, _ in top] for top in tops], dtype=torch.float32)
+        return Signal(ids, logp, (1 - logp.double().exp().sum(-1)).clamp(min=0).float())
+
+    async def _all(self, one: Callable[[Any, int], Awaitable[Any]], count: int) -> list[Any]:
+        import openai
+
+        clients = [
+            openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=RETRIES, timeout=self.timeout_s)
+            for url in self.urls
+        ]
+        room = asyncio.Semaphore(self.concurrency)
+
+        async def bounded(client: Any, number: int) -> Any:
+            async with room:
+                return await one(client, number)
+
+        try:
+            tasks = [bounded(client, number) for client, number in zip(cycle(clients), range(count), strict=False)]
+            return await asyncio.gather(*tasks)
+        except openai.APIStatusError as error:
+            raise UserError(f"{error.request.url}: refused with {error.status_code} ({_said(error)})") from error
+        except openai.APIConnectionError as error:
+            raise UserError(f"{error.request.url}: no answer after {RETRIES} retries ({error})") from error
+        finally:
+            for client in clients:
+                await client.close()
+
+
+def _said(error: Any) -> str:
+    """The server's own words on one line."""
+    body = error.body if isinstance(error.body, dict) else {}
+    return str(body.get("message") or (body.get("error") or {}).get("message") or error).splitlines()[0][:300]

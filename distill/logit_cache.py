@@ -1,0 +1,229 @@
+"""The teacher's most likely log-probabilities of every supervised token, kept on disk: the teacher runs once.
+
+A cache is a folder of safetensors shards and a manifest.json, written last, that says whose they are and checks them.
+Shapes: N supervised tokens, k kept ids.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, Field, ValidationError
+from rich.progress import Progress
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from configs.errors import UserError
+from configs.files import sha256, write_json
+from configs.reader import differing_keys
+from configs.settings import StrictSettings
+from distill.batches import collate
+from distill.rows import Row
+from distill.teacher import Teacher
+
+ROWS_AT_ONCE, TOKENS_AT_ONCE = 8, 128
+
+
+class CacheSettings(StrictSettings):
+    """A cache of the teacher's log-probabilities."""
+
+    folder: Path | None = Field(None, description="Train from this cache (`draftsmith data cache` writes it).")
+    top_k: int = Field(64, ge=1, description="Ids kept for each token; the mass of all others is kept as one number.")
+    shard_tokens: int = Field(16384, ge=1, description="Supervised tokens of a shard.")
+    ask_above_gib: float = Field(2.0, ge=0, description="Larger caches are written only with --yes.")
+
+
+class Shard(BaseModel):
+    """Rows `first_row` up to `end_row` of the data."""
+
+    file: str
+    first_row: int
+    end_row: int
+    tokens: int
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """`identity` says what the numbers are of: target, template, data, how rows are read, k, dtype."""
+
+    identity: dict[str, Any]
+    rows: int
+    tokens: int
+    bytes_per_token: float
+    shards: list[Shard]
+
+
+@dataclass(frozen=True)
+class Signal:
+    """True log-probabilities top_logp [N, k] of the likeliest ids top_ids [N, k], and the mass of all others [N]."""
+
+    top_ids: Tensor
+    top_logp: Tensor
+    tail: Tensor
+
+    @staticmethod
+    def joined(signals: Sequence["Signal"]) -> "Signal":
+        """One after the other."""
+        return Signal(*(torch.cat([getattr(s, name) for s in signals]) for name in ("top_ids", "top_logp", "tail")))
+
+    def within(self, head_ids: Tensor | None, vocabulary: int) -> "Signal":
+        """The same over a trimmed head: ids become rows of it, what it lacks becomes row V_d, the rest renormalised."""
+        if head_ids is None:
+            return self
+        rows = torch.full((vocabulary,), len(head_ids), dtype=torch.long)
+        rows[head_ids] = torch.arange(len(head_ids))
+        top_rows = rows[self.top_ids]
+        outside = top_rows == len(head_ids)
+        logp = self.top_logp.masked_fill(outside, -torch.inf)
+        # Where every row of the head is among the top, none of the rest can lie in the head.
+        tail = self.tail.masked_fill((~outside).sum(-1) == len(head_ids), 0.0)
+        mass = logp.exp().sum(-1) + tail
+        return Signal(top_rows, logp - mass.log().unsqueeze(-1), tail / mass)
+
+
+Score = Callable[[Sequence[Row], int], Signal]
+
+
+def scored_by(teacher: Teacher) -> Score:
+    """Signals from a teacher in this process; logits exist for `TOKENS_AT_ONCE` tokens at a time."""
+
+    @torch.no_grad()
+    def score(rows: Sequence[Row], top_k: int) -> Signal:
+        head = teacher.head_weight
+        batch = collate([[row] for row in rows], head.device)
+        found = []
+        for hidden in torch.split(teacher.hidden(batch.ids, batch.predicts), TOKENS_AT_ONCE):
+            logp = (hidden @ head.T).float().log_softmax(-1)
+            top = logp.topk(min(top_k, logp.shape[-1]), dim=-1)
+            tail = logp.scatter(-1, top.indices, -torch.inf).logsumexp(-1).exp()
+            found.append(Signal(top.indices.cpu(), top.values.cpu(), tail.cpu()))
+        return Signal.joined(found)
+
+    return score
+
+
+def bytes_per_token(top_k: int, vocabulary: int) -> int:
+    """Two bytes a log-probability, two an id (four above 65,536 ids), four for the tail."""
+    return top_k * (2 + (2 if vocabulary <= 2**16 else 4)) + 4
+
+
+def write_cache(
+    score: Score, rows: Sequence[Row], settings: CacheSettings, identity: dict[str, Any], vocabulary: int
+) -> Manifest:
+    """Fill `settings.folder`; shards that an earlier, killed run finished are kept. A finished cache is read back.
+
+    `score` gives the signals of a few rows: `scored_by` a teacher, or a serving engine (distill.engine).
+    Raises UserError for a folder that holds another cache, naming what differs.
+    """
+    folder = settings.folder
+    assert folder is not None
+    finished, unfinished = folder / "manifest.json", folder / "unfinished.json"
+    if finished.is_file():
+        return read_manifest(folder, identity)
+    done = _read(unfinished, identity).shards if unfinished.is_file() else []
+    plan = list(_plan(rows, settings.shard_tokens))
+    tokens = sum(row.supervised for row in rows)
+    manifest = Manifest(
+        identity=identity, rows=len(rows), tokens=tokens, shards=done,
+        bytes_per_token=bytes_per_token(settings.top_k, vocabulary),
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    with Progress() as progress:
+        bar = progress.add_task("tokens", total=tokens, completed=sum(shard.tokens for shard in done))
+        for number, (first, end) in list(enumerate(plan))[len(done) :]:
+            file = folder / f"shard-{number:05d}.safetensors"
+            found = []
+            for at in range(first, end, ROWS_AT_ONCE):
+                found.append(score(rows[at : min(at + ROWS_AT_ONCE, end)], settings.top_k))
+                progress.advance(bar, len(found[-1].tail))
+            signal = Signal.joined(found)
+            _save(signal, file, vocabulary)
+            shard = Shard(
+                file=file.name, first_row=first, end_row=end, tokens=len(signal.tail), sha256=sha256(file)
+            )  # fmt: skip
+            manifest.shards.append(shard)
+            write_json(unfinished, manifest.model_dump(mode="json"))
+    write_json(finished, manifest.model_dump(mode="json"))
+    unfinished.unlink(missing_ok=True)
+    return manifest
+
+
+def read_manifest(folder: Path, identity: dict[str, Any]) -> Manifest:
+    """The manifest of a finished cache. Raises UserError when there is none, or it is of something else."""
+    path = folder / "manifest.json"
+    if not path.is_file():
+        raise UserError(
+            f"{folder}: no finished cache in it; `draftsmith data cache` (same --config) writes or resumes it"
+        )
+    return _read(path, identity)
+
+
+class LogitCache:
+    """Signals by row, read from a finished cache. Every shard is checked against the manifest first."""
+
+    def __init__(self, folder: Path, rows: Sequence[Row], identity: dict[str, Any]) -> None:
+        manifest = read_manifest(folder, identity)
+        if manifest.rows != len(rows) or manifest.tokens != sum(row.supervised for row in rows):
+            raise UserError(f"{folder}: holds {manifest.rows} rows, {manifest.tokens} tokens; the data has other rows")
+        for shard in manifest.shards:
+            file = folder / shard.file
+            if not file.is_file() or sha256(file) != shard.sha256:
+                raise UserError(f"{file}: not the shard that the manifest names; remove {folder} and write it again")
+        self._folder, self._shards = folder, manifest.shards
+        self._starts = _starts(rows, manifest.shards)
+
+    def signal(self, row: Row) -> Signal:
+        """What the teacher said at the supervised places of `row`."""
+        shard, start = self._starts[row.number]
+        content = _opened(self._folder / self._shards[shard].file)
+        ids, logp, tail = (content.get_slice(name)[start : start + row.supervised] for name in ("ids", "logp", "tail"))
+        return Signal(ids.to(torch.int32).long(), logp.float(), tail)
+
+
+def _starts(rows: Sequence[Row], shards: Sequence[Shard]) -> list[tuple[int, int]]:
+    """For each row its shard and its first token's place in it."""
+    starts = []
+    for number, shard in enumerate(shards):
+        place = 0
+        for row in rows[shard.first_row : shard.end_row]:
+            starts.append((number, place))
+            place += row.supervised
+    return starts
+
+
+def _plan(rows: Sequence[Row], shard_tokens: int) -> Iterator[tuple[int, int]]:
+    """Runs of whole rows with `shard_tokens` or more supervised tokens."""
+    first = tokens = 0
+    for number, row in enumerate(rows, start=1):
+        tokens += row.supervised
+        if tokens >= shard_tokens or number == len(rows):
+            yield first, number
+            first, tokens = number, 0
+
+
+def _save(signal: Signal, file: Path, vocabulary: int) -> None:
+    temporary = file.with_suffix(".tmp")
+    ids = signal.top_ids.to(torch.uint16 if vocabulary <= 2**16 else torch.int32)
+    save_file({"ids": ids, "logp": signal.top_logp.half(), "tail": signal.tail}, temporary)
+    temporary.replace(file)
+
+
+@lru_cache(maxsize=256)
+def _opened(file: Path) -> Any:
+    """Mapped, not read: rows come in random order."""
+    return safe_open(file, framework="pt")
+
+
+def _read(path: Path, identity: dict[str, Any]) -> Manifest:
+    try:
+        manifest = Manifest.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValidationError:
+        raise UserError(f"{path}: not a manifest of a cache") from None
+    different = differing_keys(manifest.identity, identity)
+    if different:
+        raise UserError(f"{path.parent}: a cache of something else (different: {', '.join(different)})")
+    return manifest

@@ -1,0 +1,56 @@
+"""The verb `data cache`: the teacher's log-probabilities, once, on disk."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def cache(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SECTION.FIELD=VALUE]...", help="Settings laid over the file's."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with the settings, the same as for distill.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Write it however large it is.")] = False,
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Let vLLM servers (.../v1) score; several times for several."),
+    ] = None,
+    served_model: Annotated[str | None, typer.Option(help="The target's name on the server. Default: target.")] = None,
+    device: Annotated[str, typer.Option(help="auto (the accelerator where there is one), cpu, cuda, cuda:N.")] = "auto",
+) -> None:
+    """Store the top log-probabilities of every supervised token, for `distill` with the same data and cache settings.
+
+    Says how large it will be before it starts. A killed run goes on at its last whole shard.
+    """
+    import torch
+
+    from configs.errors import UserError
+    from configs.reader import read_config
+    from decode.models import describe_model, load_model
+    from distill.answers import with_template
+    from distill.engine import Engine
+    from distill.job import JobSettings, cache_identity, read_data
+    from distill.logit_cache import Score, bytes_per_token, scored_by, write_cache
+    from distill.teacher import Teacher, check_plain_head
+
+    settings = read_config(JobSettings, config, overrides or [])
+    if settings.cache.folder is None:
+        raise UserError("cache.folder is not set: name the folder to write")
+    score: Score
+    if endpoint:
+        target = with_template(describe_model(settings.target), settings.data)
+        rows, score = read_data(settings, target), Engine(endpoint, served_model or settings.target).score
+    else:
+        target = with_template(load_model(settings.target, settings.teacher_dtype, device), settings.data)
+        rows, score = read_data(settings, target), scored_by(Teacher(target.model))
+        check_plain_head(target.model, torch.tensor([rows[0].ids], device=target.model.device), target.name)
+    vocabulary = int(target.model.config.vocab_size)
+    each = bytes_per_token(settings.cache.top_k, vocabulary)
+    gib = each * sum(row.supervised for row in rows) / 2**30
+    typer.echo(f"{each} bytes per supervised token, {gib:.3f} GiB in all")
+    if gib > settings.cache.ask_above_gib and not yes:
+        raise UserError(f"that is above cache.ask_above_gib {settings.cache.ask_above_gib:g}; repeat with --yes")
+    manifest = write_cache(score, rows, settings.cache, cache_identity(settings, target), vocabulary)
+    typer.echo(f"{settings.cache.folder}: {manifest.tokens} tokens in {len(manifest.shards)} shards")

@@ -1,0 +1,59 @@
+"""The verb `data import`: any chat data becomes a file of chats that training reads."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def import_chats(
+    source: Annotated[
+        str, typer.Argument(help="A .jsonl or .parquet file, a saved data set's folder, or a Hub id[@revision].")
+    ],
+    out: Annotated[Path, typer.Option(help="The JSONL file to write: one chat a line, under `messages`.")],
+    split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
+    limit: Annotated[int, typer.Option(help="Chats to take at most; 0 is all.", min=0)] = 0,
+    on_bad_row: Annotated[str, typer.Option(help="error: stop at a bad row; skip: count it and go on.")] = "error",
+) -> None:
+    """Bring chats of any common shape into one file, with every unknown role or column named."""
+    import json
+
+    from rich.progress import track
+
+    from configs.bad_rows import BadRows
+    from configs.errors import UserError
+    from configs.files import sha256, write_json
+    from configs.provenance import provenance
+    from decode.conversations import to_messages
+    from distill.sources import source_records
+
+    if on_bad_row not in ("error", "skip"):
+        raise UserError(f"--on-bad-row {on_bad_row!r}: expected error or skip")
+    if out.suffix != ".jsonl":
+        raise UserError(f"--out {out}: expected a name that ends in .jsonl")
+    if out.exists():
+        raise UserError(f"{out}: exists already; name another file or remove this one")
+    bad = BadRows("skip" if on_bad_row == "skip" else "error")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished, count = out.with_name(out.name + ".tmp"), 0
+    with unfinished.open("w", encoding="utf-8") as file:
+        for where, row in track(source_records(source, split, bad), "chats"):
+            try:
+                kept = {key: row[key] for key in ("category", "tools") if row.get(key)}
+                chat = {"id": str(row.get("id", f"row-{count:08d}")), "messages": to_messages(row), **kept}
+                file.write(json.dumps(chat, ensure_ascii=False) + "\n")
+            except UserError as error:
+                bad.refuse(where, str(error))
+                continue
+            count += 1
+            if count == limit:
+                break
+    for line in bad.lines():
+        typer.echo(line, err=True)
+    if not count:
+        unfinished.unlink()
+        raise UserError(f"{source}: no usable chat in it")
+    unfinished.replace(out)
+    said = {"source": source, "split": split, "limit": limit, "skipped": bad.skipped, "sha256": sha256(out)}
+    write_json(out.with_suffix(".source.json"), said | {"made_with": provenance()})
+    typer.echo(f"{out}: {count} chats")

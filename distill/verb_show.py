@@ -1,0 +1,93 @@
+"""The verb `data show`: look at rows as training will see them, before a long run."""
+
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from distill.rows import Row
+
+
+def show(
+    file: Annotated[Path, typer.Argument(help="Chats, .jsonl or .parquet.")],
+    target: Annotated[str, typer.Option(help="Whose tokenizer and chat template count; named as for distill.")],
+    rows: Annotated[int, typer.Option("--rows", "-n", help="Rows to print.", min=0)] = 3,
+    mask: Annotated[str, typer.Option(help="Answers that are supervised: all, or the last of a chat.")] = "all",
+    max_tokens: Annotated[int, typer.Option(help="Longest row; the rest is cut.", min=2)] = 1024,
+    text: Annotated[bool, typer.Option("--text", help="Learn from plain `text` rows too, every token.")] = False,
+    template_argument: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="For the chat template, e.g. enable_thinking=false.")
+    ] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="Print token ids, and those of the prompt as served.")] = False,
+    on_bad_row: Annotated[str, typer.Option(help="error: stop at a bad row; skip: count it and go on.")] = "error",
+) -> None:
+    """Print rows with the supervised text marked, and the share of supervised tokens of the whole file."""
+    from rich.console import Console
+
+    from configs.bad_rows import BadRows
+    from configs.reader import read_pairs
+    from configs.records import read_records
+    from decode.models import load_tokenizer
+    from distill.rows import Reading, read_row, read_rows
+
+    mask, on_bad_row = _one_of("mask", mask, ("all", "last")), _one_of("on-bad-row", on_bad_row, ("error", "skip"))
+    tokenizer = load_tokenizer(target)
+    reading = Reading(max_tokens, mask == "last", read_pairs(template_argument or []), text)
+    bad = BadRows("skip" if on_bad_row == "skip" else "error")
+    every = read_rows(file, tokenizer, reading, bad)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
+    shown = 0
+    for where, record in read_records(file, BadRows("skip")):
+        if shown == rows:
+            break
+        try:
+            row = read_row(record, tokenizer, reading, BadRows())
+        except ValueError:
+            continue  # told below
+        shown += 1
+        console.print(f"── {where} · {row.supervised} of {len(row.ids)} tokens supervised", style="bold", markup=False)
+        _print_row(console, row, tokenizer)
+        if ids:
+            _print_ids(console, row, record, tokenizer, reading.template_arguments)
+    for line in bad.lines():
+        console.print(line, markup=False)
+    supervised, tokens = sum(row.supervised for row in every), sum(len(row.ids) for row in every)
+    console.print(
+        f"{len(every)} rows · {supervised} of {tokens} tokens supervised ({supervised / tokens:.0%}), "
+        f"{'the last answer of each chat' if mask == 'last' else 'every answer'}",
+        style="bold",
+    )
+
+
+def _print_row(console: Any, row: "Row", tokenizer: Any) -> None:
+    """Supervised text is green, or in ‹ › where there is no colour."""
+    colour = console.is_terminal and not console.no_color
+    for is_answer, tokens in groupby(zip(row.ids, row.is_answer, strict=True), key=lambda pair: pair[1]):
+        piece = tokenizer.decode([token for token, _ in tokens])
+        if is_answer and not colour:
+            piece = f"‹{piece}›"
+        console.print(piece, end="", style="green" if is_answer else None, markup=False)
+    console.print()
+
+
+def _print_ids(console: Any, row: "Row", record: dict[str, Any], tokenizer: Any, arguments: Any) -> None:
+    from decode.chat import render_prompt
+    from decode.conversations import to_messages
+
+    messages = to_messages(record)
+    last = max(turn for turn, message in enumerate(messages) if message["role"] == "assistant")
+    served = render_prompt(tokenizer, messages[:last], arguments)
+    console.print(f"trained on: {row.ids}", markup=False)
+    console.print(f"served:     {served}", markup=False)
+    same = row.ids[: len(served)] == served
+    console.print("the row begins with the prompt as served" if same else "THE ROW BEGINS OTHERWISE THAN THE PROMPT")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    from configs.errors import UserError
+
+    if value not in allowed:
+        raise UserError(f"--{name} {value!r}: expected {' or '.join(allowed)}")
+    return value

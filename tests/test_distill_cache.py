@@ -1,0 +1,204 @@
+"""The teacher's log-probabilities on disk: what is stored, what is refused, and training from them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_llama
+
+from configs.errors import UserError
+from distill.batches import collate
+from distill.logit_cache import (
+    CacheSettings,
+    LogitCache,
+    Signal,
+    bytes_per_token,
+    read_manifest,
+    scored_by,
+    write_cache,
+)
+from distill.objectives import forward_kl, top_forward_kl
+from distill.rows import Row
+from distill.step import DistillStep
+from distill.teacher import Teacher
+
+IDENTITY = {"target": {"revision": "a"}, "data_sha256": "b", "top_k": 8}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def teacher():
+    return Teacher(make_llama(90, layers=2, seed=0))
+
+
+@pytest.fixture(scope="module")
+def rows():
+    generator = torch.Generator().manual_seed(0)
+    lengths = [9, 14, 5, 20, 7, 11, 16]
+    ids = [torch.randint(3, 90, (length,), generator=generator).tolist() for length in lengths]
+    return [Row(text, [i > 2 for i in range(len(text))], number) for number, text in enumerate(ids)]
+
+
+def write(teacher, rows, settings, identity):
+    return write_cache(scored_by(teacher), rows, settings, identity, vocabulary=90)
+
+
+def settings(folder, **changes):
+    return CacheSettings(**({"folder": folder, "top_k": 8, "shard_tokens": 12} | changes))
+
+
+def test_what_is_stored_are_the_true_log_probabilities_and_the_rest_of_the_mass(teacher, rows, tmp_path):
+    manifest = write(teacher, rows, settings(tmp_path), IDENTITY)
+    assert len(manifest.shards) > 2
+    assert manifest.tokens == sum(row.supervised for row in rows)
+    cache = LogitCache(tmp_path, rows, IDENTITY)
+    for row in rows:
+        signal = cache.signal(row)
+        batch = collate([[row]], CPU)
+        p = (teacher.hidden(batch.ids, batch.predicts) @ teacher.head_weight.T).double().softmax(-1)
+        top = p.topk(8, dim=-1)
+        assert torch.equal(signal.top_ids, top.indices)
+        torch.testing.assert_close(signal.top_logp.double(), top.values.log(), atol=4e-3, rtol=0)
+        torch.testing.assert_close(signal.tail.double(), 1 - top.values.sum(-1), atol=1e-6, rtol=1e-4)
+
+
+def test_the_bytes_of_a_token_are_what_is_said_before(teacher, rows, tmp_path):
+    assert bytes_per_token(64, 49_152) == 260
+    assert bytes_per_token(64, 151_936) == 388
+    manifest = write(teacher, rows, settings(tmp_path, shard_tokens=10**6), IDENTITY)
+    size = (tmp_path / manifest.shards[0].file).stat().st_size
+    assert 0 < size - manifest.tokens * bytes_per_token(8, 90) < 400  # the header
+
+
+def test_a_killed_run_goes_on_at_its_last_whole_shard(teacher, rows, tmp_path):
+    whole = write(teacher, rows, settings(tmp_path / "whole"), IDENTITY)
+    calls = []
+
+    class Dying(Teacher):
+        def hidden(self, *arguments):
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return super().hidden(*arguments)
+
+    with pytest.raises(KeyboardInterrupt):
+        write(Dying(teacher._model), rows, settings(tmp_path / "part"), IDENTITY)
+    with pytest.raises(UserError, match="no finished cache"):
+        read_manifest(tmp_path / "part", IDENTITY)
+    counted = []
+
+    class Counting(Teacher):
+        def hidden(self, *arguments):
+            counted.append(1)
+            return super().hidden(*arguments)
+
+    again = write(Counting(teacher._model), rows, settings(tmp_path / "part"), IDENTITY)
+    assert [shard.sha256 for shard in again.shards] == [shard.sha256 for shard in whole.shards]
+    assert len(counted) == len(whole.shards) - 2
+    assert write(Dying(teacher._model), rows, settings(tmp_path / "part"), IDENTITY) == again
+
+
+def test_a_cache_of_something_else_is_refused_by_what_differs(teacher, rows, tmp_path):
+    write(teacher, rows, settings(tmp_path), IDENTITY)
+    other = IDENTITY | {"target": {"revision": "c"}}
+    for use in (
+        lambda: LogitCache(tmp_path, rows, other),
+        lambda: write(teacher, rows, settings(tmp_path), other),
+    ):
+        with pytest.raises(UserError, match=r"different: target\.revision"):
+            use()
+    with pytest.raises(UserError, match="the data has other rows"):
+        LogitCache(tmp_path, rows[:-1], IDENTITY)
+
+
+def test_a_corrupt_foreign_or_missing_shard_is_named(teacher, rows, tmp_path):
+    write(teacher, rows, settings(tmp_path), IDENTITY)
+    shards = sorted(tmp_path.glob("shard-*"))
+    content = shards[1].read_bytes()
+    shards[1].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"shard-00001\.safetensors: not the shard"):
+        LogitCache(tmp_path, rows, IDENTITY)
+    shards[1].write_bytes(shards[0].read_bytes())
+    with pytest.raises(UserError, match="shard-00001"):
+        LogitCache(tmp_path, rows, IDENTITY)
+    shards[1].unlink()
+    with pytest.raises(UserError, match="shard-00001"):
+        LogitCache(tmp_path, rows, IDENTITY)
+
+
+def exact_signal(p_logits, top_k):
+    logp = p_logits.log_softmax(-1)
+    top = logp.topk(top_k, dim=-1)
+    return Signal(top.indices, top.values, logp.exp().scatter(-1, top.indices, 0.0).sum(-1))
+
+
+def test_the_loss_of_the_top_is_a_lower_bound_with_the_gradient_of_its_closed_form():
+    generator = torch.Generator().manual_seed(1)
+    p_logits, q_logits = (3 * torch.randn(6, 40, generator=generator, dtype=torch.float64) for _ in range(2))
+    q_logits.requires_grad_()
+    whole = forward_kl(p_logits, q_logits)
+    signal = exact_signal(p_logits, 5)
+    loss = top_forward_kl(*vars(signal).values(), q_logits)
+    assert (loss <= whole + 1e-12).all()
+    p, q = p_logits.softmax(-1), q_logits.softmax(-1)
+    expected = (q * (1 - (signal.tail / (1 - q.gather(-1, signal.top_ids).sum(-1))).unsqueeze(-1))).scatter(
+        -1, signal.top_ids, (q - p).gather(-1, signal.top_ids)
+    )
+    (gradient,) = torch.autograd.grad(loss.sum(), q_logits)
+    torch.testing.assert_close(gradient, expected)
+    every = top_forward_kl(*vars(exact_signal(p_logits, 40)).values(), q_logits)
+    torch.testing.assert_close(every, whole, atol=1e-9, rtol=1e-9)
+
+
+def test_over_a_trimmed_head_the_law_is_renormalised_over_what_the_head_holds():
+    generator = torch.Generator().manual_seed(2)
+    p_logits = 2 * torch.randn(5, 30, generator=generator, dtype=torch.float64)
+    head = torch.tensor([1, 4, 9, 12, 20, 29])
+    q_logits = torch.randn(5, 6, generator=generator, dtype=torch.float64)
+    within = exact_signal(p_logits, 30).within(head, 30)
+    found = top_forward_kl(*vars(within).values(), q_logits)
+    torch.testing.assert_close(found, forward_kl(p_logits[:, head], q_logits), atol=1e-6, rtol=1e-6)
+    covered = exact_signal(p_logits, 28).within(head, 30)
+    assert top_forward_kl(*vars(covered).values(), q_logits).isfinite().all()
+    some = exact_signal(p_logits, 8).within(head, 30)
+    assert top_forward_kl(*vars(some).values(), q_logits).isfinite().all()
+    torch.testing.assert_close(some.top_logp.exp().sum(-1) + some.tail, torch.ones(5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("top_k", [90, 8])
+def test_training_from_the_cache_equals_online_training_within_the_stated_bound(teacher, rows, tmp_path, top_k):
+    """With every id kept, to the rounding of float16; else the gradient at each token's logits is within 2 · tail."""
+    draft = make_llama(90, layers=1, seed=3)
+    step, batch = DistillStep(draft, forward_kl), collate([[row] for row in rows], CPU)
+    hidden = teacher.hidden(batch.ids, batch.predicts)
+    write(teacher, rows, settings(tmp_path, top_k=top_k), IDENTITY)
+    cache = LogitCache(tmp_path, rows, IDENTITY)
+    signals = [cache.signal(row) for row in rows]
+    whole = {name: torch.cat([getattr(s, name) for s in signals]) for name in ("top_ids", "top_logp", "tail")}
+    online = step(batch.ids, batch.predicts, hidden, teacher.head_weight)
+    cached = step(batch.ids, batch.predicts, **whole)
+    gradients = []
+    for loss in (online, cached):
+        draft.zero_grad()
+        loss.backward()
+        gradients.append(torch.cat([weight.grad.flatten() for weight in draft.parameters()]))
+    if top_k == 90:
+        assert cached.item() == pytest.approx(online.item(), rel=1e-3)
+        assert (gradients[1] - gradients[0]).norm() < 2e-3 * gradients[0].norm()
+    else:
+        assert cached.item() < online.item()
+    q_logits = draft(batch.ids).logits[batch.predicts].detach().requires_grad_()
+    p_logits = hidden @ teacher.head_weight.T
+    (exact,) = torch.autograd.grad(forward_kl(p_logits, q_logits).sum(), q_logits)
+    (found,) = torch.autograd.grad(top_forward_kl(*whole.values(), q_logits).sum(), q_logits)
+    assert ((found - exact).abs().sum(-1) <= 2 * whole["tail"] + 1e-2).all()
+
+
+def test_a_manifest_says_whose_it_is_and_lies_last(teacher, rows, tmp_path):
+    write(teacher, rows, settings(tmp_path), IDENTITY)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["identity"] == IDENTITY
+    assert not (tmp_path / "unfinished.json").exists()
+    assert {shard["file"] for shard in manifest["shards"]} == {path.name for path in tmp_path.glob("shard-*")}
+    assert Path(tmp_path / "manifest.json").stat().st_mtime >= max(p.stat().st_mtime for p in tmp_path.glob("shard-*"))
