@@ -36,8 +36,9 @@ def data(
 ) -> None:
     """Let the target answer prompts, for a draft to learn from: batched, and resumable row by row."""
     from configs.reader import read_config, to_yaml
-    from decode.models import load_model
+    from decode.models import describe_model, load_model
     from distill.answers import with_template, write_answers
+    from distill.engine import Engine
     from distill.job import JobSettings
 
     short = {
@@ -53,7 +54,7 @@ def data(
     if print_config:
         print(to_yaml(settings), end="")
         return
-    count = write_answers(
-        with_template(load_model(settings.target, dtype, device), settings.data), settings.data, settings.seed
-    )
+    engine = Engine(endpoint, served_model or settings.target, concurrency) if endpoint else None
+    loaded = describe_model(settings.target) if engine else load_model(settings.target, dtype, device)
+    count = write_answers(with_template(loaded, settings.data), settings.data, settings.seed, engine)
     print(f"{settings.data.answers}: {count} answers")

@@ -1,6 +1,9 @@
 """The target behind a server: the same answers and the same cache as from one in this process."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from distill.logit_cache import scored_by
 from distill.rows import Row
 from distill.teacher import Teacher
 
+ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = [[17, 40, 3], [9], [5, 6, 7, 8, 30]]
 ROWS = [Row([17, 40, 3, 9, 30, 41], [False, False, True, True, True, True]), Row([5, 6, 7], [False, False, True])]
 
@@ -101,3 +105,26 @@ def test_data_from_a_server_needs_no_weights_here_and_resumes_by_row(target, tin
 
 def answer_ids(path):
     return [json.loads(line)["answer_ids"] for line in path.read_text().splitlines()]
+
+
+def test_the_command_lets_the_server_answer_and_score(target, tiny_target, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"Who is {n}?"}) + "\n" for n in range(4)))
+    out, cache = tmp_path / "a.jsonl", tmp_path / "cache"
+    with serving(LocalEngine(target.model, target.eos_ids)) as local:
+        at = ["--endpoint", local.url, "--served-model", "tiny"]
+        run("data", "--target", tiny_target, "--prompts", prompts, "--out", out, "--max-new-tokens", "8", *at)
+        assert [len(request["prompt"]) > 0 and request["max_tokens"] for request in local.requests] == [8] * 4
+        settings = [f"target={tiny_target}", f"data.answers={out}", f"cache.folder={cache}", "cache.top_k=8"]
+        said = run("data", "cache", *settings, *at)
+        assert "bytes per supervised token" in said
+        assert [request.get("prompt_logprobs") for request in local.requests[4:]] == [8] * 4
+    here = run("data", "cache", *settings[:2], f"cache.folder={tmp_path / 'here'}", "cache.top_k=8")
+    assert here.splitlines()[-1].split(": ")[1] == said.splitlines()[-1].split(": ")[1]
+
+
+def run(*arguments) -> str:
+    command = [Path(sys.executable).parent / "draftsmith", *arguments]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
