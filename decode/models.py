@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from configs.errors import UserError
+from decode.chat import template_fingerprint
 from decode.drafts.head import SIZE, load_trimmed
 
 if not torch.accelerator.is_available():
@@ -170,7 +171,8 @@ def read_model_config(text: str) -> Any:
 def check_pair(target: Loaded, draft: Loaded) -> None:
     """Refuse a draft whose ids do not mean what the target's ids mean.
 
-    Rows beyond the tokenizer (padding of the vocabulary) may differ in number; another end token is warned about.
+    Rows beyond the tokenizer (padding of the vocabulary) may differ in number; another end token, or another chat
+    template than the draft was trained with, is warned about.
     Raises UserError naming the first id that differs, or the sizes when real tokens are missing.
     """
     ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
@@ -189,6 +191,14 @@ def check_pair(target: Loaded, draft: Loaded) -> None:
         raise UserError(
             f"draft {draft.name} has {sizes[0]} vocabulary rows and target {target.name} {sizes[1]}, but their "
             f"tokenizer has {len(ours)} entries: real tokens are missing; rebuild the draft from this target"
+        )
+    trained_with = (getattr(draft.model.config, "draftsmith", None) or {}).get("chat_template_hash")
+    serves_with = template_fingerprint(target.tokenizer, target.template_arguments)
+    if trained_with and trained_with != serves_with:
+        warnings.warn(
+            f"draft {draft.name} was trained with chat template {trained_with}, target {target.name} renders with "
+            f"{serves_with}: it may be right less often (other template arguments?)",
+            stacklevel=2,
         )
     if draft.eos_ids != target.eos_ids:
         warnings.warn(

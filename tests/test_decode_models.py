@@ -1,6 +1,8 @@
 """Loading: references, and mistakes that are explained in one line."""
 
 import shutil
+import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -139,6 +141,15 @@ def test_a_draft_that_ends_at_another_token_is_taken_with_a_warning(tiny_target,
     model.save_pretrained(tmp_path / "draft")
     with pytest.warns(UserWarning, match="the target's rule counts"):
         check_pair(load_model(str(tiny_target)), load_model(str(tmp_path / "draft")))
+
+
+def test_another_template_than_the_draft_was_trained_with_is_warned_about(tiny_target, tiny_draft):
+    target, draft = load_model(str(tiny_target)), load_model(str(tiny_draft))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LMDraft.of_pair(target, draft)
+    with pytest.warns(UserWarning, match="was trained with chat template"):
+        LMDraft.of_pair(replace(target, template_arguments={"enable_thinking": False}), draft)
 
 
 def test_a_tokenizer_loads_alone(tiny_target, tokenizer):
