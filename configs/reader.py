@@ -45,7 +45,10 @@ def read_pairs(pairs: Iterable[str]) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if not name or not equals:
             raise UserError(f"{pair!r}: expected NAME=VALUE")
-        found[name] = yaml.safe_load(value)
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"{pair!r}: the value is not valid YAML; quote it") from None
     return found
 
 

@@ -64,7 +64,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     try:
         table = pyarrow.parquet.read_table(path)
-    except pyarrow.ArrowInvalid as error:
+    except (pyarrow.ArrowInvalid, OSError) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from None
     for number, row in enumerate(table.to_pylist(), start=1):
         yield f"{path}:row {number}", row

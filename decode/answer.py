@@ -1,13 +1,13 @@
 """From words to words: `decode.generate` and `decode.stream`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 from configs.errors import UserError
 from configs.reader import checked
 from decode.chat import render_prompt
-from decode.conversations import Message
+from decode.conversations import Message, to_messages
 from decode.drafts.contract import Draft
 from decode.drafts.lm import LMDraft
 from decode.generation import Generation, Settings, stream_ids
@@ -69,7 +69,7 @@ def generate(
     How, is said by `options` (see DecodeOptions) or by `settings`, which can say more. Neither model's weights or
     config are changed, nor torch's global random state. Raises UserError for what cannot be honoured.
     """
-    settings = _settings(target, settings, options)
+    target, settings = _prepared(target, settings, options)
     *_, grown = stream_ids(target.model, draft, prompt_ids(target, prompt), settings, target.tokenizer)
     return _answer(grown, target, settings)
 
@@ -78,7 +78,7 @@ def stream(
     target: Loaded, draft: Draft[Any] | None, prompt: Prompt, settings: Settings | None = None, **options: Any
 ) -> Iterator[Answer]:
     """Like `generate`, but yields the answer so far after the prompt's pass and after every round."""
-    settings = _settings(target, settings, options)
+    target, settings = _prepared(target, settings, options)
     for grown in stream_ids(target.model, draft, prompt_ids(target, prompt), settings, target.tokenizer):
         yield _answer(grown, target, settings)
 
@@ -94,16 +94,20 @@ def prompt_ids(target: Loaded, prompt: Prompt) -> list[int]:
         return cast(list[int], list(prompt))
     if not all(isinstance(part, Mapping) for part in prompt):
         raise UserError("prompt: expected one text, one chat (role and content) or one list of token ids")
-    return render_prompt(target.tokenizer, cast(list[Message], list(prompt)), target.template_arguments)
+    return render_prompt(target.tokenizer, to_messages({"messages": list(prompt)}), target.template_arguments)
 
 
-def _settings(target: Loaded, settings: Settings | None, options: dict[str, Any]) -> Settings:
-    if settings is None:
-        asked = checked(DecodeOptions, options)
-        return asked.settings(target, asked.costs())
-    if options:
-        raise UserError(f"give settings or options, not both (got {', '.join(options)})")
-    return settings
+def _prepared(target: Loaded, settings: Settings | None, options: dict[str, Any]) -> tuple[Loaded, Settings]:
+    if settings is not None:
+        if options:
+            raise UserError(f"give settings or options, not both (got {', '.join(options)})")
+        return target, settings
+    asked = checked(DecodeOptions, options)
+    if asked.compile:
+        raise UserError("compile: wrap the models in decode.compiled.Compiled once, for many calls")
+    if asked.template_argument:
+        target = replace(target, template_arguments=asked.template_argument)
+    return target, asked.settings(target, asked.costs())
 
 
 def _answer(grown: Generation, target: Loaded, settings: Settings) -> Answer:

@@ -137,12 +137,13 @@ def _shared_length(one: str, other: str) -> int:
 
 def _marked_spans(tokenizer: Any, messages: Sequence[Message], arguments: Arguments | None) -> list[Span] | None:
     """The spans inside the template's generation marks; None when it has none."""
-    if not re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.chat_template):
+    template = tokenizer.get_chat_template()
+    if not re.search(r"\{%-?\s*generation\s*-?%\}", template):
         return None
     from transformers.utils.chat_template_utils import render_jinja_template
 
     _, spans = render_jinja_template(
-        conversations=[list(messages)], chat_template=tokenizer.chat_template, return_assistant_tokens_mask=True,
+        conversations=[list(messages)], chat_template=template, return_assistant_tokens_mask=True,
         **tokenizer.special_tokens_map, **(arguments or {}),
     )  # fmt: skip
     return [(int(start), int(stop)) for start, stop in spans[0]]

@@ -26,7 +26,7 @@ def to_messages(row: Mapping[str, Any]) -> list[Message]:
     if column:
         return _turns(row[column], column)
     if row.get("prompt") is not None:
-        answer = row.get("completion", row.get("response"))
+        answer = row["completion"] if row.get("completion") is not None else row.get("response")
         chat = _text_or_turns(row["prompt"], "prompt", "user")
         return chat + (_text_or_turns(answer, "completion", "assistant") if answer is not None else [])
     columns = ", ".join(row) or "nothing"
@@ -65,5 +65,7 @@ def _content(content: Any, where: str) -> str | None:
         others = sorted({str(part.get("type")) for part in content} - {"text"})
         if others:
             raise UserError(f"{where}: {', '.join(others)} parts; only text can be used")
-        return "".join(str(part["text"]) for part in content)
+        if not all(isinstance(part.get("text"), str) for part in content):
+            raise UserError(f"{where}: a text part without text")
+        return "".join(part["text"] for part in content)
     return content if isinstance(content, str) else None

@@ -90,11 +90,6 @@ class Generation:
     def tally(self) -> Tally:
         return Tally.of(self.rounds)
 
-    @property
-    def decode_tokens(self) -> int:
-        """Tokens that decoding made: all but the one that prefill gave."""
-        return max(0, len(self.token_ids) - 1)
-
 
 def generate_ids(
     target: Any, draft: Draft[Any] | None, prompt_ids: list[int], settings: Settings,

@@ -35,9 +35,12 @@ def decode(
     from decode.models import load_model
 
     if draft is None:
-        for name in sorted({"num_draft_tokens", "draft_temperature", "latency_profile"} & options.model_fields_set):
+        of_a_draft = {"num_draft_tokens", "draft_temperature", "latency_profile", "verifier"}
+        for name in sorted(of_a_draft & options.model_fields_set):
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} has no effect without --draft; name a draft or leave it out")
+    if raw and options.template_argument:
+        raise UserError("--template-argument has no effect with --raw; leave one of them out")
     replace(options.settings(), seed_exact=seed_exact)  # refuses bad values before any loading
     costs = options.costs(draft)
     loaded = replace(load_model(target, dtype, device), template_arguments=options.template_argument)

@@ -186,7 +186,7 @@ def _self_prompts(target: Loaded, settings: DataSettings, seed: int, sampled_by:
 
 def _checked_ids(target: Loaded, prompt: Prompt, max_new_tokens: int) -> list[int]:
     try:
-        ids = render_prompt(target.tokenizer, prompt.messages, target.template_arguments)
+        ids = render_prompt(target.tokenizer, prompt.messages, prompt.arguments(target.template_arguments))
     except UserError as error:
         raise UserError(f"{prompt.where}: {error}") from None
     if len(ids) + max_new_tokens > target.context_tokens:
@@ -203,6 +203,7 @@ def _answer_row(target: Loaded, prompt: Prompt, answer_ids: list[int]) -> dict[s
         "id": prompt.id,
         "category": prompt.category,
         "messages": [*prompt.messages, {"role": "assistant", "content": text}],
+        **({"tools": list(prompt.tools)} if prompt.tools else {}),
         "answer_ids": answer_ids,
         "finished": bool(answer_ids) and answer_ids[-1] in target.eos_ids,
     }

@@ -48,9 +48,13 @@ class Shard(BaseModel):
 
 
 class Manifest(BaseModel):
-    """`identity` says what the numbers are of: target, template, data, how rows are read, k, dtype."""
+    """`identity` says what the numbers are of: target, template, data, how rows are read, k, dtype.
+
+    `scored_by` is "here" or "engine" (whose dtype is its own). It does not matter to training.
+    """
 
     identity: dict[str, Any]
+    scored_by: str
     rows: int
     tokens: int
     bytes_per_token: float
@@ -82,6 +86,8 @@ class Signal:
         # Where every row of the head is among the top, none of the rest can lie in the head.
         tail = self.tail.masked_fill((~outside).sum(-1) == len(head_ids), 0.0)
         mass = logp.exp().sum(-1) + tail
+        # Where nothing of p is known inside the head, the place teaches nothing.
+        mass = mass.where(mass > 0, 1.0)
         return Signal(top_rows, logp - mass.log().unsqueeze(-1), tail / mass)
 
 
@@ -112,8 +118,9 @@ def bytes_per_token(top_k: int, vocabulary: int) -> int:
 
 
 def write_cache(
-    score: Score, rows: Sequence[Row], settings: CacheSettings, identity: dict[str, Any], vocabulary: int
-) -> Manifest:
+    score: Score, rows: Sequence[Row], settings: CacheSettings, identity: dict[str, Any], vocabulary: int,
+    scored_by: str = "here",
+) -> Manifest:  # fmt: skip
     """Fill `settings.folder`; shards that an earlier, killed run finished are kept. A finished cache is read back.
 
     `score` gives the signals of a few rows: `scored_by` a teacher, or a serving engine (distill.engine).
@@ -124,11 +131,14 @@ def write_cache(
     finished, unfinished = folder / "manifest.json", folder / "unfinished.json"
     if finished.is_file():
         return read_manifest(folder, identity)
-    done = _read(unfinished, identity).shards if unfinished.is_file() else []
+    begun = _read(unfinished, identity) if unfinished.is_file() else None
+    if begun and begun.scored_by != scored_by:
+        raise UserError(f"{folder}: begun with scores by {begun.scored_by!r}; go on with those, or remove it")
+    done = begun.shards if begun else []
     plan = list(_plan(rows, settings.shard_tokens))
     tokens = sum(row.supervised for row in rows)
     manifest = Manifest(
-        identity=identity, rows=len(rows), tokens=tokens, shards=done,
+        identity=identity, scored_by=scored_by, rows=len(rows), tokens=tokens, shards=done,
         bytes_per_token=bytes_per_token(settings.top_k, vocabulary),
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)

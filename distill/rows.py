@@ -62,15 +62,13 @@ def read_rows(path: Path, tokenizer: Any, reading: Reading, bad: BadRows | None 
     rows: list[Row] = []
     for where, record in read_records(path, bad):
         try:
-            row = read_row(record, tokenizer, reading, bad)
+            fault = answer_fault(record) if reading.drop else None
+            if fault in reading.drop:
+                bad.notes[f"{fault} answer dropped"] += 1
+            else:
+                rows.append(replace(read_row(record, tokenizer, reading, bad), number=len(rows)))
         except UserError as error:
             bad.refuse(where, str(error))
-            continue
-        fault = answer_fault(record) if reading.drop else None
-        if fault in reading.drop:
-            bad.notes[f"{fault} answer dropped"] += 1
-        else:
-            rows.append(replace(row, number=len(rows)))
     if not rows:
         raise UserError("; ".join([f"{path}: no usable rows in it; nothing to learn from", *bad.lines()]))
     return rows
@@ -78,22 +76,20 @@ def read_rows(path: Path, tokenizer: Any, reading: Reading, bad: BadRows | None 
 
 def read_row(record: Mapping[str, Any], tokenizer: Any, reading: Reading, bad: BadRows) -> Row:
     """One record as a row. Raises UserError without the place, which the caller adds."""
-    rendered = _text_row(record, tokenizer) if reading.text and "text" in record else None
-    rendered = rendered or _chat_row(record, tokenizer, reading, bad)
+    is_text = reading.text and isinstance(record.get("text"), str)
+    rendered = _text_row(record, tokenizer) if is_text else _chat_row(record, tokenizer, reading, bad)
     row = Row(rendered.ids[: reading.max_tokens], rendered.is_answer[: reading.max_tokens])
     if not row.supervised:
-        raise UserError(
-            f"no answer token is left within {reading.max_tokens} of {len(rendered.ids)} tokens; raise data.max_tokens"
-        )
+        raise UserError(f"no answer token is left within {reading.max_tokens} tokens; raise data.max_tokens")
     return row
 
 
 def answer_fault(record: Mapping[str, Any]) -> str | None:
     """What is wrong with an answer that the target wrote: empty, repeated or cut_off (in this order), else None."""
     ids = record.get("answer_ids")
-    if ids is None:
+    if not isinstance(ids, list):
         return None
-    if not str(to_messages(record)[-1]["content"]).strip():
+    if not ids or not str(to_messages(record)[-1]["content"]).strip():
         return "empty"
     if repeated_tokens(ids) > REPEATED_SHARE * len(ids):
         return "repeated"

@@ -35,6 +35,10 @@ def cache(
     from distill.logit_cache import Score, bytes_per_token, scored_by, write_cache
     from distill.teacher import Teacher, check_plain_head
 
+    if endpoint and device != "auto":
+        raise UserError("--device has no effect with --endpoint: the server has the model")
+    if served_model and not endpoint:
+        raise UserError("--served-model has no effect without --endpoint")
     settings = read_config(JobSettings, config, overrides or [])
     if settings.cache.folder is None:
         raise UserError("cache.folder is not set: name the folder to write")
@@ -52,5 +56,7 @@ def cache(
     typer.echo(f"{each} bytes per supervised token, {gib:.3f} GiB in all")
     if gib > settings.cache.ask_above_gib and not yes:
         raise UserError(f"that is above cache.ask_above_gib {settings.cache.ask_above_gib:g}; repeat with --yes")
-    manifest = write_cache(score, rows, settings.cache, cache_identity(settings, target), vocabulary)
+    manifest = write_cache(
+        score, rows, settings.cache, cache_identity(settings, target), vocabulary, "engine" if endpoint else "here"
+    )
     typer.echo(f"{settings.cache.folder}: {manifest.tokens} tokens in {len(manifest.shards)} shards")

@@ -29,18 +29,25 @@ def data(
         typer.Option(metavar="URL", help="Let OpenAI-compatible servers (.../v1) answer; several times for several."),
     ] = None,
     served_model: Annotated[str | None, typer.Option(help="The target's name on the server. Default: target.")] = None,
-    concurrency: Annotated[int, typer.Option(help="Requests under way at a time.", min=1)] = 16,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Requests under way at a time.", min=1, show_default="16")
+    ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print every resolved setting as YAML, and stop.")
     ] = False,
 ) -> None:
     """Let the target answer prompts, for a draft to learn from: batched, and resumable row by row."""
+    from configs.errors import UserError
     from configs.reader import read_config, to_yaml
     from decode.models import describe_model, load_model
     from distill.answers import with_template, write_answers
     from distill.engine import Engine
     from distill.job import JobSettings
 
+    if endpoint and (dtype, device) != ("auto", "auto"):
+        raise UserError("--dtype and --device have no effect with --endpoint: the server has the model")
+    if not endpoint and (served_model or concurrency):
+        raise UserError("--served-model and --concurrency have no effect without --endpoint")
     short = {
         "target": target,
         "seed": seed,
@@ -54,7 +61,7 @@ def data(
     if print_config:
         print(to_yaml(settings), end="")
         return
-    engine = Engine(endpoint, served_model or settings.target, concurrency) if endpoint else None
+    engine = Engine(endpoint, served_model or settings.target, concurrency or 16) if endpoint else None
     loaded = describe_model(settings.target) if engine else load_model(settings.target, dtype, device)
     count = write_answers(with_template(loaded, settings.data), settings.data, settings.seed, engine)
     print(f"{settings.data.answers}: {count} answers")

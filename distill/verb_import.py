@@ -43,6 +43,8 @@ def import_chats(
                 chat = {"id": str(row.get("id", f"row-{count:08d}")), "messages": to_messages(row), **kept}
                 file.write(json.dumps(chat, ensure_ascii=False) + "\n")
             except UserError as error:
+                if bad.policy == "error":
+                    unfinished.unlink()
                 bad.refuse(where, str(error))
                 continue
             count += 1

@@ -76,7 +76,11 @@ def _print_ids(console: Any, row: "Row", record: dict[str, Any], tokenizer: Any,
     from decode.chat import render_prompt
     from decode.conversations import to_messages
 
+    if isinstance(record.get("text"), str):
+        console.print(f"trained on: {row.ids}", markup=False)
+        return
     messages = to_messages(record)
+    arguments = {**(arguments or {}), **({"tools": record["tools"]} if record.get("tools") else {})}
     last = max(turn for turn, message in enumerate(messages) if message["role"] == "assistant")
     served = render_prompt(tokenizer, messages[:last], arguments)
     console.print(f"trained on: {row.ids}", markup=False)

@@ -1,8 +1,10 @@
 """The losslessness certificate in its simplest honest form: what was checked on this pair, and how it came out."""
 
 import copy
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -48,12 +50,12 @@ class Divergence(BaseModel):
     """A greedy answer that differs from the plain run's in the run dtype: the index of the first other token.
 
     `gap` lies between the scores of the two tokens in one plain pass. Up to `bound` it is a numeric tie, which two
-    kernels may break either way.
+    kernels may break either way. No gap: one answer goes on where the other ended.
     """
 
     id: str
     differs_from_plain_at: int
-    gap: float
+    gap: float | None
     bound: float
     numeric_tie: bool
 
@@ -63,14 +65,18 @@ def certify(
     draft: LMDraft,
     runs: Sequence[PromptRun],
     settings: Settings,
+    gamma: int,
     fp32_prompts: int,
     fp32_tokens: int,
 ) -> Certificate:
-    """Check `fp32_prompts` of the runs again in float32, and all of them in the dtype they ran in."""
+    """Check `fp32_prompts` of the runs again in float32 at γ = `gamma`, and all in the dtype they ran in."""
     exact_target = copy.deepcopy(uncompiled(target.model)).float()
     exact_draft = draft.with_model(copy.deepcopy(uncompiled(draft.model)).float())
     greedy = Law(0.0, processors=settings.law.processors, vocabulary=settings.law.vocabulary)
-    again = replace(settings, law=greedy, draft_temperature=None, max_new_tokens=fp32_tokens)
+    # γ is fixed here: a policy that gives up on a draft would leave nothing to check.
+    again = replace(
+        settings, law=greedy, draft_temperature=None, max_new_tokens=fp32_tokens, num_draft_tokens=gamma
+    )  # fmt: skip
     equal = near_ties = compared = 0
     failures: list[str] = []
     for run in runs[:fp32_prompts]:
@@ -87,13 +93,14 @@ def certify(
         else:
             failures.append(f"{run.prompt.id}: token {difference} differs and is no near-tie")
     gaps, beyond = _run_dtype_gaps(target.model, runs, settings)
+    largest_gap = min(max(gaps, default=0.0), sys.float_info.max)  # JSON has no infinity
     after_stop = sum(_tokens_after_stop(run, settings, target.tokenizer) for run in runs)
     return Certificate(
         passed=not failures and not beyond and after_stop == 0,
         fp32_prompts=len(runs[:fp32_prompts]), fp32_tokens=compared, fp32_equal_prompts=equal,
         fp32_near_ties=near_ties, fp32_failures=failures, near_tie_bound=NEAR_TIE_FP32,
         run_dtype_tokens=len(gaps), run_dtype_not_best=sum(gap > 0 for gap in gaps),
-        run_dtype_largest_gap=max(gaps, default=0.0), run_dtype_failures=beyond, tokens_after_stop=after_stop,
+        run_dtype_largest_gap=largest_gap, run_dtype_failures=beyond, tokens_after_stop=after_stop,
         proves=_proves(settings.law),
     )  # fmt: skip
 
@@ -114,9 +121,10 @@ def divergences(target: Any, runs: Sequence[PromptRun], settings: Settings) -> l
         at = first_difference(plain, ours)
         if at is not None:
             tie = tie_gap(target, run.prompt_ids, plain, ours, at, settings)
+            gap = tie.gap if isfinite(tie.gap) else None
             found.append(
                 Divergence(
-                    id=run.prompt.id, differs_from_plain_at=at, gap=tie.gap, bound=tie.bound,
+                    id=run.prompt.id, differs_from_plain_at=at, gap=gap, bound=tie.bound,
                     numeric_tie=tie.gap <= tie.bound,
                 )
             )  # fmt: skip

@@ -52,6 +52,7 @@ def measure(options: EvalOptions, out: Path) -> Report:
     decoding = options.settings(target, costs)
     described = options.model_dump(mode="json", exclude={"threads"}) | {
         "verifier": decoding.chosen_verifier,
+        "latency_profile_sha256": sha256(options.latency_profile) if options.latency_profile else None,
         "suite_sha256": sha256(path),
         "target_revision": target.revision,
         "draft_revision": drafted.revision,
@@ -68,7 +69,7 @@ def measure(options: EvalOptions, out: Path) -> Report:
     if target.model.device.type == "cpu":
         torch.set_num_threads(threads)
     gamma = AUTO_PROFILE_LENGTH if options.num_draft_tokens == "auto" else options.num_draft_tokens
-    longest = max(options.longest_draft, gamma)
+    longest = max(options.longest_draft, gamma, max(costs.v) - 1 if costs else 0)
     if options.compile:
         texts_up_to = max(map(len, prompt_ids)), longest
         target = replace(target, model=options.compiled(target.model, *texts_up_to))
@@ -84,7 +85,7 @@ def measure(options: EvalOptions, out: Path) -> Report:
     if not any(run.trace.rounds for run in runs):
         raise UserError("every answer ended with its first token, so there is nothing to measure; use other prompts")
     texts = [_replay(target, draft, run, decoding) for run in track(runs, "replaying")]
-    certificate = certify(target, draft, runs, decoding, options.fp32_prompts, options.fp32_tokens)
+    certificate = certify(target, draft, runs, decoding, gamma, options.fp32_prompts, options.fp32_tokens)
     report = assemble(
         runs, texts, latency, predict(texts, latency, decoding.chosen_verifier), certificate,
         divergences(target.model, runs, decoding), described | {"threads": threads},
@@ -108,7 +109,7 @@ def _replay(target: Loaded, draft: LMDraft, run: PromptRun, settings: Settings) 
 
 
 def _checked_ids(target: Loaded, prompt: Prompt) -> list[int]:
-    ids = render_prompt(target.tokenizer, prompt.messages, target.template_arguments)
+    ids = render_prompt(target.tokenizer, prompt.messages, prompt.arguments(target.template_arguments))
     if len(ids) >= target.context_tokens:
         raise UserError(
             f"{prompt.where}: the prompt has {len(ids)} tokens; {target.name} holds {target.context_tokens}"

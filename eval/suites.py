@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ class Prompt:
     category: str
     messages: tuple[Message, ...]
     where: str
+    tools: tuple[Any, ...] = ()
+
+    def arguments(self, template_arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What the chat template is rendered with for this prompt."""
+        return {**template_arguments, **({"tools": list(self.tools)} if self.tools else {})}
 
 
 def find_prompts(name_or_path: str) -> Path:
@@ -79,4 +85,4 @@ def _prompt(row: dict[str, Any], where: str) -> Prompt:
         raise UserError("expected a user turn to answer")
     text = "\n".join(f"{turn['role']}: {turn['content']}" for turn in messages)
     identity = str(row["id"]) if row.get("id") is not None else hashlib.sha256(text.encode()).hexdigest()[:12]
-    return Prompt(identity, str(row.get("category", "all")), tuple(messages), where)
+    return Prompt(identity, str(row.get("category", "all")), tuple(messages), where, tuple(row.get("tools") or ()))

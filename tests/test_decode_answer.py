@@ -130,3 +130,26 @@ def test_hf_generate_follows_a_law_with_penalties_too(pair):
     sampling = Settings(Law(0.7, top_k=1), max_new_tokens=12, penalties=Penalties(presence_penalty=2.0))
     (hf,) = hf_generate(target.model, [[5, 9]], sampling.target_law(2, target.model.device), 12, (), seed=0)
     assert hf == generate_ids(target.model, None, [5, 9], sampling).token_ids
+
+
+def test_template_arguments_reach_the_prompt_and_compile_is_refused_for_one_call(tiny_target):
+    target = decode.load_model(str(tiny_target))
+    target.tokenizer.chat_template += "{% if loud and add_generation_prompt %}LOUD{% endif %}"
+    plain, loud = (
+        decode.generate(target, None, "Who?", max_new_tokens=9, template_argument=arguments).token_ids
+        for arguments in ({}, {"loud": True})
+    )
+    assert plain != loud
+    with pytest.raises(UserError, match=r"decode\.compiled\.Compiled"):
+        decode.generate(target, None, "Who?", compile=True)
+    with pytest.raises(ValueError, match="not valid YAML"):
+        DecodeOptions.model_validate({"template_argument": ["a=[1"]})
+
+
+def test_a_chat_in_another_tools_words_is_understood(pair):
+    target, _ = pair
+    ours, theirs = (
+        decode.answer.prompt_ids(target, [turn])
+        for turn in ({"role": "user", "content": "Who?"}, {"role": "human", "content": "Who?"})
+    )
+    assert ours == theirs

@@ -202,3 +202,26 @@ def test_a_manifest_says_whose_it_is_and_lies_last(teacher, rows, tmp_path):
     assert not (tmp_path / "unfinished.json").exists()
     assert {shard["file"] for shard in manifest["shards"]} == {path.name for path in tmp_path.glob("shard-*")}
     assert Path(tmp_path / "manifest.json").stat().st_mtime >= max(p.stat().st_mtime for p in tmp_path.glob("shard-*"))
+
+
+def test_scores_of_a_server_and_of_this_process_are_not_mixed(teacher, rows, tmp_path):
+    class Dying(Teacher):
+        def hidden(self, *arguments):
+            if (tmp_path / "unfinished.json").exists():
+                raise KeyboardInterrupt
+            return super().hidden(*arguments)
+
+    with pytest.raises(KeyboardInterrupt):
+        write(Dying(teacher._model), rows, settings(tmp_path), IDENTITY)
+    with pytest.raises(UserError, match="begun with scores by 'here'"):
+        write_cache(scored_by(teacher), rows, settings(tmp_path), IDENTITY, 90, "engine")
+    assert write(teacher, rows, settings(tmp_path), IDENTITY).scored_by == "here"
+
+
+def test_a_place_of_which_the_head_holds_nothing_known_teaches_nothing():
+    signal = Signal(torch.tensor([[3, 4]]), torch.tensor([[-0.5, -1.0]]), torch.tensor([0.0]))
+    within = signal.within(torch.tensor([0, 1, 2]), 9)
+    q_logits = torch.randn(1, 3, requires_grad=True)
+    loss = top_forward_kl(*vars(within).values(), q_logits)
+    assert loss.item() == 0
+    assert torch.autograd.grad(loss.sum(), q_logits)[0].abs().max() == 0

@@ -207,7 +207,7 @@ def test_a_tokenizer_without_a_template_is_refused_in_one_line(tokenizer, tmp_pa
 
 
 def test_plain_text_is_learned_from_whole_when_asked_for(tokenizer, tmp_path):
-    path = write(tmp_path / "a.jsonl", {"text": "The old pump."}, {"messages": CHAT})
+    path = write(tmp_path / "a.jsonl", {"text": "The old pump."}, {"messages": CHAT, "text": None})
     text, chat = read_rows(path, tokenizer, Reading(100, text=True))
     assert all(text.is_answer)
     assert not all(chat.is_answer)

@@ -40,6 +40,9 @@ def test_prompt_and_completion_tool_calls_and_parts_are_chats():
     assert chat[2] == {"role": "tool", "content": "7", "name": "count"}
     parts = [{"type": "text", "text": "Who"}, {"type": "text", "text": "?"}]
     assert to_messages({"messages": [{"role": "user", "content": parts}]})[0]["content"] == "Who?"
+    assert to_messages({"prompt": "Who?", "completion": None, "response": "I."})[1]["content"] == "I."
+    with pytest.raises(UserError, match="a text part without text"):
+        to_messages({"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]})
     with pytest.raises(UserError, match="image parts"):
         to_messages({"messages": [{"role": "user", "content": [{"type": "image"}]}]})
 

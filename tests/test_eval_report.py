@@ -19,7 +19,7 @@ from decode.verify import VERIFIERS
 from eval.certificate import certify, first_difference
 from eval.eval_options import EvalOptions
 from eval.live import hf_arm, run_prompt
-from eval.measure import measure
+from eval.measure import measure, summary_rows
 from eval.report import Report
 from eval.suites import Prompt
 
@@ -132,7 +132,7 @@ def test_a_decoder_that_accepts_too_much_fails_the_certificate(pair, monkeypatch
         return accepted, p[:, -1].argmax(-1)
 
     monkeypatch.setitem(VERIFIERS, "block", accept_all)
-    certificate = certify(target, LMDraft(draft.model), prompt_runs(pair, settings), settings, 3, 12)
+    certificate = certify(target, LMDraft(draft.model), prompt_runs(pair, settings), settings, 3, 3, 12)
     assert not certificate.passed
     assert certificate.fp32_failures
     assert certificate.run_dtype_failures
@@ -160,7 +160,7 @@ def test_tokens_after_a_stop_fail_the_certificate(pair):
     settings = Settings(max_new_tokens=8)
     runs = prompt_runs(pair, settings, 1)
     stop = Settings(max_new_tokens=8, stops=Stops((runs[0].trace.token_ids[3],)))
-    certificate = certify(target, LMDraft(draft.model), runs, stop, 1, 8)
+    certificate = certify(target, LMDraft(draft.model), runs, stop, 3, 1, 8)
     assert certificate.tokens_after_stop == 8 - 1 - runs[0].trace.token_ids.index(stop.stops.eos_ids[0])
     assert not certificate.passed
 
@@ -197,3 +197,33 @@ def test_an_out_that_cannot_be_written_or_read_back_is_refused_before_anything_i
     (tmp_path / "report.json").write_text('{"schema_version": 0}')
     with pytest.raises(UserError, match="not a report of this version"):
         measure(settings, tmp_path)
+
+
+def test_a_measurement_with_auto_lengths_says_what_it_can_and_certifies_with_drafting(
+    tiny_target, tiny_draft, short_suite, tmp_path, monkeypatch
+):
+    from eval import certificate
+
+    lengths = []
+    decoded = certificate.generate_ids
+
+    def noting(target, draft, prompt_ids, settings, tokenizer=None):
+        answer = decoded(target, draft, prompt_ids, settings, tokenizer)
+        lengths.extend(len(done.drafted) for done in answer.rounds if draft is not None)
+        return answer
+
+    monkeypatch.setattr(certificate, "generate_ids", noting)
+    settings = settings_for(tiny_target, tiny_draft, suite=short_suite, num_draft_tokens="auto")
+    report = measure(settings, tmp_path / "out")
+    assert report.verdict.lossless
+    assert report.predicted_speedup is None
+    assert report.acceptance["tau_replayed"] is None
+    assert report.recommended_num_draft_tokens >= 1
+    assert "γ = auto" in (tmp_path / "out" / "report.md").read_text()
+    assert max(lengths) == 3
+    profile = tmp_path / "out" / "report.json"
+    again = settings_for(
+        tiny_target, tiny_draft, suite=short_suite, num_draft_tokens="auto", latency_profile=profile, longest_draft=1
+    )
+    assert measure(again, tmp_path / "again").verdict.lossless
+    assert dict(summary_rows(report))["predicted"].startswith("best γ")

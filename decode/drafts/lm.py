@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from configs.errors import UserError
 from decode.drafts.contract import Proposal
 from decode.drafts.head import head_ids
 from decode.draws import Draws
@@ -64,6 +65,8 @@ class LMDraft:
         reader = Reader(self.model, clock)
         if text.shape[1] > 1:
             reader.read(text[:, :-1], keep=0)
+            if not reader.can_rewind:
+                raise UserError("this draft has a running state that cannot be taken back after a rejection")
         return LMState(reader, text)
 
     def propose(self, state: LMState, num_tokens: int, law: Law, draws: Draws) -> Proposal:
