@@ -5,13 +5,28 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic.fields import FieldInfo
 
 from configs.errors import UserError
 from configs.reader import checked
+
+# Options that several verbs have in common.
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[SECTION.FIELD=VALUE]...", help="Settings laid over the file's.")
+]
+Config = Annotated[Path | None, typer.Option(help="YAML file with the settings; presets lie in configs/.")]
+Device = Annotated[str, typer.Option(help="auto (the accelerator where there is one), cpu, cuda, cuda:N.")]
+Dtype = Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")]
+OnBadRow = Annotated[Literal["error", "skip"], typer.Option(help="error: stop at a bad row; skip: count it and go on.")]
+Endpoint = Annotated[
+    list[str] | None,
+    typer.Option(metavar="URL", help="Ask OpenAI-compatible servers (.../v1) instead; several times for several."),
+]
+ServedModel = Annotated[str | None, typer.Option(help="The target's name on the server. Default: target.")]
 
 
 def run_verb(verb: Callable[..., Any]) -> None:

@@ -1,7 +1,6 @@
 """Compiled forwards over a cache of fixed size: one graph for each block width. CUDA graphs on a GPU."""
 
 import copy
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -63,8 +62,3 @@ class Compiled(nn.Module):
 def uncompiled(model: Any) -> Any:
     """The model itself."""
     return model.model if isinstance(model, Compiled) else model
-
-
-def cache_argument(model: Any) -> str:
-    """transformers 5.24 renamed the forward argument `past_key_values` to `cache`; both are served."""
-    return "cache" if "cache" in inspect.signature(uncompiled(model).forward).parameters else "past_key_values"

@@ -1,6 +1,7 @@
 """A causal LM together with the key/value cache of the tokens it has read."""
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from decode.compiled import Compiled, cache_argument
+from decode.compiled import Compiled, uncompiled
 
 Clock = Callable[[], float]
 
@@ -71,3 +72,8 @@ class Reader:
     def keys_and_values(self) -> list[tuple[Tensor, Tensor]]:
         """The cached keys and values [B, heads, length, width] of each layer, for checks."""
         return [(layer.keys, layer.values) for layer in self._cache.layers]
+
+
+def cache_argument(model: Any) -> str:
+    """transformers 5.24 renamed the forward argument `past_key_values` to `cache`; both are served."""
+    return "cache" if "cache" in inspect.signature(uncompiled(model).forward).parameters else "past_key_values"

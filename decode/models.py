@@ -125,8 +125,6 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
         raise
     except UNLOADABLE as error:
         raise UserError(f"{text}: cannot be loaded as a causal language model ({_first_line(error)})") from error
-    if not hasattr(model.config, "max_position_embeddings"):
-        raise UserError(f"{text}: its config gives no context length (max_position_embeddings), as attention models do")
     if reference.gguf:
         _forget_quantization(model)
     model = model.to(named_device(device)).eval().requires_grad_(False)
@@ -160,12 +158,18 @@ def load_tokenizer(text: str) -> Any:
 
 
 def read_model_config(text: str) -> Any:
-    """The transformers config of a model, without its weights. Raises UserError when there is none."""
+    """The transformers config of a model, without its weights.
+
+    Raises UserError when there is none, or when it gives no context length.
+    """
     reference = parse_reference(text)
     try:
-        return AutoConfig.from_pretrained(reference.location, **reference.arguments())
+        config = AutoConfig.from_pretrained(reference.location, **reference.arguments())
     except UNLOADABLE as error:
         raise UserError(f"{text}: no model config could be read ({_first_line(error)})") from error
+    if not hasattr(config, "max_position_embeddings"):
+        raise UserError(f"{text}: its config gives no context length (max_position_embeddings), as attention models do")
+    return config
 
 
 def check_pair(target: Loaded, draft: Loaded) -> None:

@@ -26,7 +26,9 @@ class DecodeOptions(StrictSettings):
         None, description="For auto: report.json of an eval on this machine. Default: the one in the draft's folder."
     )
     verifier: Literal["token", "block", "match"] | None = Field(
-        None, description="token, block or match; they differ in what is accepted when sampling. Default: block."
+        None,
+        description="token, block or match; they differ in what is accepted when sampling. "
+        "Default: block (match with --seed-exact).",
     )
     temperature: float = Field(0.0, description="0 is greedy.")
     top_k: int = Field(0, description="Keep the k likeliest tokens; 0 is off.")
@@ -86,8 +88,8 @@ class DecodeOptions(StrictSettings):
         from decode.processors import Penalties, word_ids
         from decode.stops import Stops
 
-        is_auto = self.num_draft_tokens == "auto"
-        if self.latency_profile is not None and not is_auto:
+        gamma = self.num_draft_tokens
+        if self.latency_profile is not None and gamma != "auto":
             raise UserError("latency_profile has no effect without num_draft_tokens auto; leave it out")
         law = Law(
             self.temperature, self.top_k, self.top_p, self.min_p, vocabulary=target.vocabulary if target else None
@@ -106,9 +108,7 @@ class DecodeOptions(StrictSettings):
         return Settings(
             law=law,
             max_new_tokens=self.max_new_tokens,
-            num_draft_tokens=(Auto(costs) if costs else 1)
-            if self.num_draft_tokens == "auto"
-            else self.num_draft_tokens,
+            num_draft_tokens=gamma if gamma != "auto" else Auto(costs) if costs else 1,
             stops=Stops(target.eos_ids if target else (), self.stop),
             seed=self.seed,
             verifier=self.verifier,

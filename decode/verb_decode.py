@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from configs.command_line import with_options
+from configs.command_line import Device, Dtype, with_options
 from decode.options import DecodeOptions
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def decode(
     seed_exact: Annotated[
         bool, typer.Option("--seed-exact", help="Draw the very text that plain sampling draws with this seed.")
     ] = False,
-    dtype: Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto (the accelerator where there is one), cpu, cuda, cuda:N.")] = "auto",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a stream.")] = False,
 ) -> None:
     """Decode one prompt losslessly, with or without a draft, and say what the draft was worth."""
@@ -36,9 +36,9 @@ def decode(
 
     if draft is None:
         of_a_draft = {"num_draft_tokens", "draft_temperature", "latency_profile", "verifier"}
-        for name in sorted(of_a_draft & options.model_fields_set):
-            flag = name.replace("_", "-")
-            raise UserError(f"--{flag} has no effect without --draft; name a draft or leave it out")
+        given = [f"--{name.replace('_', '-')}" for name in sorted(of_a_draft & options.model_fields_set)]
+        if given:
+            raise UserError(f"{', '.join(given)}: no effect without --draft; name a draft or leave it out")
     if raw and options.template_argument:
         raise UserError("--template-argument has no effect with --raw; leave one of them out")
     replace(options.settings(), seed_exact=seed_exact)  # refuses bad values before any loading

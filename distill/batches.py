@@ -1,5 +1,6 @@
 """Which rows make up a step, for each process: a function of seed and step alone."""
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -63,16 +64,18 @@ def _weights(sequences: Sequence[Sequence[Row]], device: torch.device) -> Tensor
 
 
 def pack(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
-    """Rows put together into sequences of up to `max_tokens`: longest first, each into the first that has room."""
+    """Rows put together into sequences of up to `max_tokens`: longest first, each where the least room is left over."""
     sequences: list[list[Row]] = []
-    left: list[int] = []
+    rooms: list[tuple[int, int]] = []  # (tokens left, sequence), ascending
     for row in sorted(rows, key=lambda row: -len(row.ids)):
-        place = next((i for i, room in enumerate(left) if room >= len(row.ids)), len(sequences))
-        if place == len(sequences):
+        at = bisect_left(rooms, (len(row.ids), 0))
+        if at < len(rooms):
+            left, place = rooms.pop(at)
+        else:
+            left, place = max(max_tokens, len(row.ids)), len(sequences)
             sequences.append([])
-            left.append(max(max_tokens, len(row.ids)))
         sequences[place].append(row)
-        left[place] -= len(row.ids)
+        insort(rooms, (left - len(row.ids), place))
     return sequences
 
 

@@ -30,7 +30,7 @@ from distill.rows import Reading, Row, read_rows, split_held_out
 from distill.step import DistillStep
 from distill.supply import Supply, micro_batches_per_step
 from distill.teacher import Teacher, check_packing, check_plain_head
-from distill.vocabulary import choose_ids, count_tokens, kept_always
+from distill.vocabulary import choose_ids, count_tokens, coverage, kept_always
 from train.checkpoint import Progress, remove_checkpoints
 from train.loop import TrainSettings, train
 from train.parallel import launch_name, start_accelerator
@@ -93,7 +93,9 @@ def run(settings: JobSettings) -> Path:
     supply = Supply(
         sequences, Schedule(len(sequences), settings.train.batch_rows, settings.seed), teacher,
         settings.train.micro_rows, accelerator, head_ids(draft), _cache(settings, target, every_row),
-        OnPolicy(settings.on_policy, draft, target.model, law, target.eos_ids, settings.seed),
+        OnPolicy(settings.on_policy, draft, target.model, law, target.eos_ids, settings.seed)
+        if settings.on_policy.fraction
+        else None,
     )  # fmt: skip
     measure = acceptance_hook(draft, teacher, held_out, law, gamma, target.eos_ids, accelerator)
     record = {
@@ -124,7 +126,9 @@ def _draft(settings: JobSettings, target: Loaded, rows: list[Row]) -> Any:
     if settings.draft.vocabulary:
         counts = count_tokens(rows, target.model.config.vocab_size)
         always = kept_always(target, counts)
-        trim_head(draft, choose_ids(counts, settings.draft.vocabulary, always, len(target.tokenizer)))
+        ids = choose_ids(counts, settings.draft.vocabulary, always, len(target.tokenizer))
+        _say(f"the head keeps {len(ids)} ids: {coverage(counts, ids):.2%} of the supervised tokens")
+        trim_head(draft, ids)
     return draft
 
 
@@ -165,12 +169,17 @@ def read_data(settings: JobSettings, target: Loaded) -> list[Row]:
     bad = BadRows(data.on_bad_row)
     rows = read_rows(data.answers, target.tokenizer, reading, bad)
     supervised, tokens = sum(row.supervised for row in rows), sum(len(row.ids) for row in rows)
-    if os.environ.get("RANK", "0") == "0":
-        for line in bad.lines():
-            print(f"{data.answers}: {line}", file=sys.stderr)
-        which = "the last answer of a chat" if reading.last_only else "every answer"
-        print(f"{len(rows)} rows, {supervised} of {tokens} tokens supervised ({which})", file=sys.stderr)
+    for line in bad.lines():
+        _say(f"{data.answers}: {line}")
+    which = "the last answer of a chat" if reading.last_only else "every answer"
+    _say(f"{len(rows)} rows, {supervised} of {tokens} tokens supervised ({which})")
     return rows
+
+
+def _say(line: str) -> None:
+    """On stderr, by one process."""
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)
 
 
 def _start(settings: JobSettings, micro_batches: int, inputs: dict[str, str]) -> Any:

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from configs.errors import UserError
-from configs.files import sha256, write_json
+from configs.files import sha256, whole_file, write_json
 from configs.reader import differing_keys
 from configs.settings import StrictSettings
 from distill.batches import collate
@@ -57,7 +57,7 @@ class Manifest(BaseModel):
     scored_by: str
     rows: int
     tokens: int
-    bytes_per_token: float
+    bytes_per_token: int
     shards: list[Shard]
 
 
@@ -119,11 +119,12 @@ def bytes_per_token(top_k: int, vocabulary: int) -> int:
 
 def write_cache(
     score: Score, rows: Sequence[Row], settings: CacheSettings, identity: dict[str, Any], vocabulary: int,
-    scored_by: str = "here",
+    scorer: str = "here",
 ) -> Manifest:  # fmt: skip
     """Fill `settings.folder`; shards that an earlier, killed run finished are kept. A finished cache is read back.
 
-    `score` gives the signals of a few rows: `scored_by` a teacher, or a serving engine (distill.engine).
+    `score` gives the signals of a few rows: `scored_by` a teacher here, or a serving engine (distill.engine), which
+    `scorer` names in the manifest.
     Raises UserError for a folder that holds another cache, naming what differs.
     """
     folder = settings.folder
@@ -132,13 +133,13 @@ def write_cache(
     if finished.is_file():
         return read_manifest(folder, identity)
     begun = _read(unfinished, identity) if unfinished.is_file() else None
-    if begun and begun.scored_by != scored_by:
+    if begun and begun.scored_by != scorer:
         raise UserError(f"{folder}: begun with scores by {begun.scored_by!r}; go on with those, or remove it")
     done = begun.shards if begun else []
     plan = list(_plan(rows, settings.shard_tokens))
     tokens = sum(row.supervised for row in rows)
     manifest = Manifest(
-        identity=identity, scored_by=scored_by, rows=len(rows), tokens=tokens, shards=done,
+        identity=identity, scored_by=scorer, rows=len(rows), tokens=tokens, shards=done,
         bytes_per_token=bytes_per_token(settings.top_k, vocabulary),
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
@@ -216,10 +217,9 @@ def _plan(rows: Sequence[Row], shard_tokens: int) -> Iterator[tuple[int, int]]:
 
 
 def _save(signal: Signal, file: Path, vocabulary: int) -> None:
-    temporary = file.with_suffix(".tmp")
     ids = signal.top_ids.to(torch.uint16 if vocabulary <= 2**16 else torch.int32)
-    save_file({"ids": ids, "logp": signal.top_logp.half(), "tail": signal.tail}, temporary)
-    temporary.replace(file)
+    with whole_file(file) as unfinished:
+        save_file({"ids": ids, "logp": signal.top_logp.half(), "tail": signal.tail}, unfinished)
 
 
 @lru_cache(maxsize=256)

@@ -36,14 +36,10 @@ class OnPolicy:
         self._settings, self._draft, self._target = settings, draft, target
         self._law, self._eos_ids, self._seed = law, eos_ids, seed
 
-    @property
-    def fraction(self) -> float:
-        return self._settings.fraction
-
     def rewrite(self, step: int, row: Row) -> Row:
         """The row itself, or with probability λ its prompt with a new answer."""
         seed = (self._seed * 1_000_003 + step) * 1_000_003 + row.number
-        if torch.rand((), generator=torch.Generator().manual_seed(seed % 2**63)) >= self.fraction:
+        if torch.rand((), generator=torch.Generator().manual_seed(seed % 2**63)) >= self._settings.fraction:
             return row
         prompt = row.ids[: row.is_answer.index(True)]
         if not prompt:

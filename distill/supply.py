@@ -18,7 +18,7 @@ from distill.teacher import Teacher
 from train.loop import TrainSettings
 
 
-@dataclass(frozen=True)
+@dataclass
 class Supply:
     """Implements train.loop.Batches for distillation, the teacher online or cached. A sequence has one or more rows.
 
@@ -45,7 +45,7 @@ class Supply:
         return [self._inputs(share[i : i + self.micro_rows]) for i in range(0, len(share), self.micro_rows)]
 
     def supervised_tokens(self, step: int) -> int:
-        if self.on_policy is None or not self.on_policy.fraction:
+        if self.on_policy is None:
             return sum(row.supervised for i in self.schedule.rows_of(step) for row in self.sequences[i])
         own = sum(row.supervised for rows in self._share(step) for row in rows)
         return int(self.accelerator.reduce(torch.tensor(own, device=self.accelerator.device), reduction="sum"))
@@ -55,7 +55,7 @@ class Supply:
         if step not in self._rolled_out:
             numbers = self.schedule.share_of(step, self.accelerator.process_index, self.accelerator.num_processes)
             share = [self.sequences[i] for i in numbers]
-            if self.on_policy is not None and self.on_policy.fraction:
+            if self.on_policy is not None:
                 share = [[self.on_policy.rewrite(step, row) for row in rows] for rows in share]
             self._rolled_out.clear()
             self._rolled_out[step] = share

@@ -1,24 +1,19 @@
 """The verb `data cache`: the teacher's log-probabilities, once, on disk."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from configs.command_line import Config, Device, Endpoint, Overrides, ServedModel
+
 
 def cache(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[SECTION.FIELD=VALUE]...", help="Settings laid over the file's."),
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file with the settings, the same as for distill.")] = None,
+    overrides: Overrides = None,
+    config: Config = None,
     yes: Annotated[bool, typer.Option("--yes", help="Write it however large it is.")] = False,
-    endpoint: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="Let vLLM servers (.../v1) score; several times for several."),
-    ] = None,
-    served_model: Annotated[str | None, typer.Option(help="The target's name on the server. Default: target.")] = None,
-    device: Annotated[str, typer.Option(help="auto (the accelerator where there is one), cpu, cuda, cuda:N.")] = "auto",
+    endpoint: Endpoint = None,
+    served_model: ServedModel = None,
+    device: Device = "auto",
 ) -> None:
     """Store the top log-probabilities of every supervised token, for `distill` with the same data and cache settings.
 

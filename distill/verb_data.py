@@ -1,18 +1,16 @@
 """The verb `data`: the target answers prompts."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from configs.command_line import Config, Device, Dtype, Endpoint, Overrides, ServedModel
+
 
 def data(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[SECTION.FIELD=VALUE]...", help="Settings laid over the file's."),
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file with the settings, the same as for distill.")] = None,
+    overrides: Overrides = None,
+    config: Config = None,
     target: Annotated[str | None, typer.Option(help="Short for target=...")] = None,
     prompts: Annotated[
         str | None,
@@ -22,13 +20,10 @@ def data(
     temperature: Annotated[float | None, typer.Option(help="Short for data.temperature=..., 0 is greedy.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Short for data.max_new_tokens=...")] = None,
     seed: Annotated[int | None, typer.Option(help="Short for seed=...")] = None,
-    dtype: Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto (the accelerator where there is one), cpu, cuda, cuda:N.")] = "auto",
-    endpoint: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="Let OpenAI-compatible servers (.../v1) answer; several times for several."),
-    ] = None,
-    served_model: Annotated[str | None, typer.Option(help="The target's name on the server. Default: target.")] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    endpoint: Endpoint = None,
+    served_model: ServedModel = None,
     concurrency: Annotated[
         int | None, typer.Option(help="Requests under way at a time.", min=1, show_default="16")
     ] = None,

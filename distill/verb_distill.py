@@ -1,17 +1,15 @@
 """The verb `distill`: train a draft."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from configs.command_line import Config, Overrides
+
 
 def distill(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[SECTION.FIELD=VALUE]...", help="Settings laid over the file's."),
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file with the settings; presets lie in configs/.")] = None,
+    overrides: Overrides = None,
+    config: Config = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print every resolved setting as YAML, and stop.")
     ] = False,

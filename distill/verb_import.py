@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from configs.command_line import OnBadRow
+
 
 def import_chats(
     source: Annotated[
@@ -13,7 +15,7 @@ def import_chats(
     out: Annotated[Path, typer.Option(help="The JSONL file to write: one chat a line, under `messages`.")],
     split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
     limit: Annotated[int, typer.Option(help="Chats to take at most; 0 is all.", min=0)] = 0,
-    on_bad_row: Annotated[str, typer.Option(help="error: stop at a bad row; skip: count it and go on.")] = "error",
+    on_bad_row: OnBadRow = "error",
 ) -> None:
     """Bring chats of any common shape into one file, with every unknown role or column named."""
     import json
@@ -22,40 +24,33 @@ def import_chats(
 
     from configs.bad_rows import BadRows
     from configs.errors import UserError
-    from configs.files import sha256, write_json
+    from configs.files import sha256, whole_file, write_json
     from configs.provenance import provenance
     from decode.conversations import to_messages
     from distill.sources import source_records
 
-    if on_bad_row not in ("error", "skip"):
-        raise UserError(f"--on-bad-row {on_bad_row!r}: expected error or skip")
     if out.suffix != ".jsonl":
         raise UserError(f"--out {out}: expected a name that ends in .jsonl")
     if out.exists():
         raise UserError(f"{out}: exists already; name another file or remove this one")
-    bad = BadRows("skip" if on_bad_row == "skip" else "error")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished, count = out.with_name(out.name + ".tmp"), 0
-    with unfinished.open("w", encoding="utf-8") as file:
+    bad = BadRows(on_bad_row)
+    count = 0
+    with whole_file(out) as unfinished, unfinished.open("w", encoding="utf-8") as file:
         for where, row in track(source_records(source, split, bad), "chats"):
             try:
                 kept = {key: row[key] for key in ("category", "tools") if row.get(key)}
                 chat = {"id": str(row.get("id", f"row-{count:08d}")), "messages": to_messages(row), **kept}
-                file.write(json.dumps(chat, ensure_ascii=False) + "\n")
             except UserError as error:
-                if bad.policy == "error":
-                    unfinished.unlink()
                 bad.refuse(where, str(error))
                 continue
+            file.write(json.dumps(chat, ensure_ascii=False) + "\n")
             count += 1
             if count == limit:
                 break
-    for line in bad.lines():
-        typer.echo(line, err=True)
-    if not count:
-        unfinished.unlink()
-        raise UserError(f"{source}: no usable chat in it")
-    unfinished.replace(out)
+        for line in bad.lines():
+            typer.echo(line, err=True)
+        if not count:
+            raise UserError(f"{source}: no usable chat in it")
     said = {"source": source, "split": split, "limit": limit, "skipped": bad.skipped, "sha256": sha256(out)}
     write_json(out.with_suffix(".source.json"), said | {"made_with": provenance()})
     typer.echo(f"{out}: {count} chats")

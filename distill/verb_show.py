@@ -2,26 +2,30 @@
 
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from configs.command_line import OnBadRow
+
 if TYPE_CHECKING:
-    from distill.rows import Row
+    from distill.rows import Reading, Row
 
 
 def show(
     file: Annotated[Path, typer.Argument(help="Chats, .jsonl or .parquet.")],
     target: Annotated[str, typer.Option(help="Whose tokenizer and chat template count; named as for distill.")],
     rows: Annotated[int, typer.Option("--rows", "-n", help="Rows to print.", min=0)] = 3,
-    mask: Annotated[str, typer.Option(help="Answers that are supervised: all, or the last of a chat.")] = "all",
+    mask: Annotated[
+        Literal["all", "last"], typer.Option(help="Answers that are supervised: all, or the last of a chat.")
+    ] = "all",
     max_tokens: Annotated[int, typer.Option(help="Longest row; the rest is cut.", min=2)] = 1024,
     text: Annotated[bool, typer.Option("--text", help="Learn from plain `text` rows too, every token.")] = False,
     template_argument: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="For the chat template, e.g. enable_thinking=false.")
     ] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Print token ids, and those of the prompt as served.")] = False,
-    on_bad_row: Annotated[str, typer.Option(help="error: stop at a bad row; skip: count it and go on.")] = "error",
+    on_bad_row: OnBadRow = "error",
 ) -> None:
     """Print rows with the supervised text marked, and the share of supervised tokens of the whole file."""
     from rich.console import Console
@@ -32,10 +36,9 @@ def show(
     from decode.models import load_tokenizer
     from distill.rows import Reading, read_row, read_rows
 
-    mask, on_bad_row = _one_of("mask", mask, ("all", "last")), _one_of("on-bad-row", on_bad_row, ("error", "skip"))
     tokenizer = load_tokenizer(target)
     reading = Reading(max_tokens, mask == "last", read_pairs(template_argument or []), text)
-    bad = BadRows("skip" if on_bad_row == "skip" else "error")
+    bad = BadRows(on_bad_row)
     every = read_rows(file, tokenizer, reading, bad)
     console = Console(highlight=False, soft_wrap=True, emoji=False)
     shown = 0
@@ -50,7 +53,7 @@ def show(
         console.print(f"── {where} · {row.supervised} of {len(row.ids)} tokens supervised", style="bold", markup=False)
         _print_row(console, row, tokenizer)
         if ids:
-            _print_ids(console, row, record, tokenizer, reading.template_arguments)
+            _print_ids(console, row, record, tokenizer, reading)
     for line in bad.lines():
         console.print(line, markup=False)
     supervised, tokens = sum(row.supervised for row in every), sum(len(row.ids) for row in every)
@@ -72,26 +75,18 @@ def _print_row(console: Any, row: "Row", tokenizer: Any) -> None:
     console.print()
 
 
-def _print_ids(console: Any, row: "Row", record: dict[str, Any], tokenizer: Any, arguments: Any) -> None:
+def _print_ids(console: Any, row: "Row", record: dict[str, Any], tokenizer: Any, reading: "Reading") -> None:
     from decode.chat import render_prompt
     from decode.conversations import to_messages
 
-    if isinstance(record.get("text"), str):
+    if reading.text and isinstance(record.get("text"), str):  # no prompt is served before plain text
         console.print(f"trained on: {row.ids}", markup=False)
         return
     messages = to_messages(record)
-    arguments = {**(arguments or {}), **({"tools": record["tools"]} if record.get("tools") else {})}
+    arguments = {**(reading.template_arguments or {}), **({"tools": record["tools"]} if record.get("tools") else {})}
     last = max(turn for turn, message in enumerate(messages) if message["role"] == "assistant")
     served = render_prompt(tokenizer, messages[:last], arguments)
     console.print(f"trained on: {row.ids}", markup=False)
     console.print(f"served:     {served}", markup=False)
     same = row.ids[: len(served)] == served
     console.print("the row begins with the prompt as served" if same else "THE ROW BEGINS OTHERWISE THAN THE PROMPT")
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    from configs.errors import UserError
-
-    if value not in allowed:
-        raise UserError(f"--{name} {value!r}: expected {' or '.join(allowed)}")
-    return value

@@ -1,17 +1,15 @@
 """The verb `data vocabulary`: what a head over part of the vocabulary would cost, before a draft is trained."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from configs.command_line import Config, Overrides
+
 
 def vocabulary(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[SECTION.FIELD=VALUE]...", help="Settings laid over the file's."),
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file with the settings, the same as for distill.")] = None,
+    overrides: Overrides = None,
+    config: Config = None,
     sizes: Annotated[str, typer.Option(help="Numbers of ids to try.")] = "1024,2048,4096,8192,16384,32768",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:

@@ -1,5 +1,8 @@
 """What is measured, on what, and under which law: the options of `eval`, with their help."""
 
+from pathlib import Path
+from typing import Literal
+
 from pydantic import Field
 
 from decode.options import DecodeOptions
@@ -13,6 +16,12 @@ class EvalOptions(DecodeOptions):
     suite: str = Field("suite", description="Prompt file (.jsonl, .parquet) or the name of one of ours.")
     max_prompts: int = Field(16, ge=1, description="Prompts, taken from the categories in turn.")
     max_new_tokens: int = Field(64, ge=2, description="Tokens of each answer at most.")
+    latency_profile: Path | None = Field(
+        None, description="For auto: report.json of an eval on this machine. Default: measured in this run."
+    )
+    verifier: Literal["token", "block", "match"] | None = Field(
+        None, description="token, block or match; they differ in what is accepted when sampling. Default: block."
+    )
     seed: int = Field(0, ge=0, description="Seed of the draws and of HF generate.")
     dtype: str = Field("auto", description="auto (as stored), float32, bfloat16 or float16.")
     device: str = Field("auto", description="auto (the accelerator where there is one), cpu, cuda, cuda:N.")

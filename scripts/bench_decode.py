@@ -109,28 +109,20 @@ def compare(model, assistant, prompts, law, compiled=None) -> dict[str, float]:
     whole = sum(r.round_s for r in played)
     forwards = sum(r.draft_forward_s + r.verify_s for r in played)
     emitted = [r for r in rounds[best] if r.drafted]
-    drafting = (
-        {}
-        if not compiled
-        else {
-            "compiled_draft_step_s": median(r.draft_forward_s for r in fast_rounds if r.drafted),
-            "compile_warm_up_s": warm_up_s,
-        }
-    )
-    return (
-        pace
-        | drafting
-        | {
-            "best_length": best,
-            "assisted_best": min(pace[f"hf_assisted {n}"] for n in LENGTHS),
-            "ours_best": pace[f"ours {best}"],
-            "loop_efficiency": forwards / whole,
-            "overhead_steps": (whole - forwards) / len(played) / pace["plain"],
-            "draft_step_s": median(r.draft_forward_s / len(r.drafted) for r in played),
-            "floor_s": median(floor.times),
-            "tau": sum(len(r.tokens) for r in emitted) / len(emitted),
-        }
-    )
+    found = pace | {
+        "best_length": best,
+        "assisted_best": min(pace[f"hf_assisted {n}"] for n in LENGTHS),
+        "ours_best": pace[f"ours {best}"],
+        "loop_efficiency": forwards / whole,
+        "overhead_steps": (whole - forwards) / len(played) / pace["plain"],
+        "draft_step_s": median(r.draft_forward_s / len(r.drafted) for r in played),
+        "floor_s": median(floor.times),
+        "tau": sum(len(r.tokens) for r in emitted) / len(emitted),
+    }
+    if compiled:
+        found["compiled_draft_step_s"] = median(r.draft_forward_s for r in fast_rounds if r.drafted)
+        found["compile_warm_up_s"] = warm_up_s
+    return found
 
 
 class StreamingFloor:

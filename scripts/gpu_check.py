@@ -59,7 +59,7 @@ def check_equality() -> dict:
 
 
 def pace() -> dict:
-    """bfloat16: milliseconds per token and per round, eager and compiled; the first compiled run is the warm-up."""
+    """bfloat16: median milliseconds of a round of each arm, after a warm-up of all."""
     target, draft = models(torch.bfloat16)
     fast, fast_draft = compiled_pair(target, draft)
     settings = Settings(Law(0.0), TOKENS, GAMMA)

@@ -98,6 +98,6 @@ def test_show_marks_what_is_supervised_and_tells_the_share(tiny_target):
     last = run(*common, "--mask", "last")
     assert "‹First reply." not in last.stdout
     assert "‹Third reply.<|im_end|>›" in last.stdout
-    for wrong, words in ((["--mask", "first"], "expected all or last"), (["--on-bad-row", "x"], "error or skip")):
+    for wrong, words in ((["--mask", "first"], "all"), (["--on-bad-row", "x"], "skip")):
         refused = run(*common, *wrong)
         assert (refused.returncode, words in refused.stderr) == (2, True)
