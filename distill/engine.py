@@ -7,6 +7,7 @@ from itertools import cycle
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from configs.errors import UserError
 from decode.laws import Law
@@ -44,11 +45,14 @@ class Engine:
 
         return asyncio.run(self._all(one, len(prompts)))
 
-    def score(self, rows: Sequence[Row], top_k: int) -> Signal:
+    def score(self, rows: Sequence[Row], top_k: int, taps: Sequence[int] = ()) -> tuple[Signal, Tensor]:
         """The `top_k` largest log-probabilities at every supervised place of the rows. vLLM only (prompt_logprobs).
 
-        Raises UserError as `answer` does, also when the server allows fewer (vLLM: --max-logprobs).
+        Raises UserError as `answer` does, also when the server allows fewer (vLLM: --max-logprobs), and for `taps`,
+        which no server gives.
         """
+        if taps:
+            raise UserError("cache.taps: a server gives no hidden states; leave out the taps, or the endpoint")
 
         async def one(client: Any, number: int) -> list[dict[str, Any]]:
             response = await client.completions.create(
@@ -66,7 +70,8 @@ class Engine:
         tops = [sorted(((-v["logprob"], int(token)) for token, v in place.items()))[:top_k] for place in places]
         ids = torch.tensor([[token for _, token in top] for top in tops])
         logp = torch.tensor([[-negative for negative, _ in top] for top in tops], dtype=torch.float32)
-        return Signal(ids, logp, (1 - logp.double().exp().sum(-1)).clamp(min=0).float())
+        tail = (1 - logp.double().exp().sum(-1)).clamp(min=0).float()
+        return Signal(ids, logp, tail), torch.empty(sum(len(row.ids) for row in rows), 0)
 
     async def _all(self, one: Callable[[Any, int], Awaitable[Any]], count: int) -> list[Any]:
         import openai

@@ -156,6 +156,7 @@ def cache_identity(settings: JobSettings, target: Loaded) -> dict[str, Any]:
         "reading": reading,
         "teacher_dtype": settings.teacher_dtype,
         "top_k": settings.cache.top_k,
+        "taps": list(settings.cache.taps),
         "shard_tokens": settings.cache.shard_tokens,
     }
 

@@ -1,7 +1,9 @@
 """The teacher's most likely log-probabilities of every supervised token, kept on disk: the teacher runs once.
 
+For a draft that reads the target's hidden states, those of every token are kept too.
+
 A cache is a folder of safetensors shards and a manifest.json, written last, that says whose they are and checks them.
-Shapes: N supervised tokens, k kept ids.
+Shapes: N supervised tokens of M in all, k kept ids, D hidden.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +35,9 @@ class CacheSettings(StrictSettings):
 
     folder: Path | None = Field(None, description="Train from this cache (`draftsmith data cache` writes it).")
     top_k: int = Field(64, ge=1, description="Ids kept for each token; the mass of all others is kept as one number.")
+    taps: tuple[int, ...] = Field(
+        (), description="Hidden states of the target to keep for every token too (0: embeddings), for feature drafts."
+    )
     shard_tokens: int = Field(16384, ge=1, description="Supervised tokens of a shard.")
     ask_above_gib: float = Field(2.0, ge=0, description="Larger caches are written only with --yes.")
 
@@ -57,7 +62,6 @@ class Manifest(BaseModel):
     scored_by: str
     rows: int
     tokens: int
-    bytes_per_token: int
     shards: list[Shard]
 
 
@@ -68,6 +72,9 @@ class Signal:
     top_ids: Tensor
     top_logp: Tensor
     tail: Tensor
+
+    def __len__(self) -> int:
+        return len(self.tail)
 
     @staticmethod
     def joined(signals: Sequence["Signal"]) -> "Signal":
@@ -91,30 +98,46 @@ class Signal:
         return Signal(top_rows, logp - mass.log().unsqueeze(-1), tail / mass)
 
 
-Score = Callable[[Sequence[Row], int], Signal]
+# Of a few rows, with top_k and taps: the signal, and the tapped hidden states [M, D·taps] of all their tokens.
+Score = Callable[[Sequence[Row], int, Sequence[int]], tuple[Signal, Tensor]]
 
 
 def scored_by(teacher: Teacher) -> Score:
     """Signals from a teacher in this process; logits exist for `TOKENS_AT_ONCE` tokens at a time."""
 
     @torch.no_grad()
-    def score(rows: Sequence[Row], top_k: int) -> Signal:
+    def score(rows: Sequence[Row], top_k: int, taps: Sequence[int]) -> tuple[Signal, Tensor]:
         head = teacher.head_weight
         batch = collate([[row] for row in rows], head.device)
+        last, tapped = teacher.read(batch.ids, batch.predicts, taps=taps)
         found = []
-        for hidden in torch.split(teacher.hidden(batch.ids, batch.predicts), TOKENS_AT_ONCE):
+        for hidden in torch.split(last, TOKENS_AT_ONCE):
             logp = (hidden @ head.T).float().log_softmax(-1)
             top = logp.topk(min(top_k, logp.shape[-1]), dim=-1)
             tail = logp.scatter(-1, top.indices, -torch.inf).logsumexp(-1).exp()
             found.append(Signal(top.indices.cpu(), top.values.cpu(), tail.cpu()))
-        return Signal.joined(found)
+        of_tokens = torch.cat([tapped[i, : len(row.ids)] for i, row in enumerate(rows)])
+        return Signal.joined(found), of_tokens.cpu()
 
     return score
 
 
 def bytes_per_token(top_k: int, vocabulary: int) -> int:
-    """Two bytes a log-probability, two an id (four above 65,536 ids), four for the tail."""
+    """Of a supervised token: two bytes a log-probability, two an id (four above 65,536 ids), four for the tail."""
     return top_k * (2 + (2 if vocabulary <= 2**16 else 4)) + 4
+
+
+def whole_bytes(rows: Sequence[Row], settings: CacheSettings, config: Any) -> int:
+    """Of the whole cache, for a target with this transformers `config`; a tapped hidden state takes two bytes."""
+    supervised, tokens = sum(row.supervised for row in rows), sum(len(row.ids) for row in rows)
+    tapped = 2 * len(settings.taps) * config.hidden_size if settings.taps else 0
+    return supervised * bytes_per_token(settings.top_k, config.vocab_size) + tokens * tapped
+
+
+def check_taps(taps: Sequence[int], config: Any) -> None:
+    """Raises UserError for a hidden state that a target with this transformers `config` does not have."""
+    if not all(0 <= tap <= config.num_hidden_layers for tap in taps) or len(set(taps)) < len(taps):
+        raise UserError(f"taps {list(taps)}: expected different ones out of 0..{config.num_hidden_layers}")
 
 
 def write_cache(
@@ -138,10 +161,7 @@ def write_cache(
     done = begun.shards if begun else []
     plan = list(_plan(rows, settings.shard_tokens))
     tokens = sum(row.supervised for row in rows)
-    manifest = Manifest(
-        identity=identity, scored_by=scorer, rows=len(rows), tokens=tokens, shards=done,
-        bytes_per_token=bytes_per_token(settings.top_k, vocabulary),
-    )  # fmt: skip
+    manifest = Manifest(identity=identity, scored_by=scorer, rows=len(rows), tokens=tokens, shards=done)
     folder.mkdir(parents=True, exist_ok=True)
     with Progress() as progress:
         bar = progress.add_task("tokens", total=tokens, completed=sum(shard.tokens for shard in done))
@@ -149,13 +169,12 @@ def write_cache(
             file = folder / f"shard-{number:05d}.safetensors"
             found = []
             for at in range(first, end, ROWS_AT_ONCE):
-                found.append(score(rows[at : min(at + ROWS_AT_ONCE, end)], settings.top_k))
-                progress.advance(bar, len(found[-1].tail))
-            signal = Signal.joined(found)
-            _save(signal, file, vocabulary)
-            shard = Shard(
-                file=file.name, first_row=first, end_row=end, tokens=len(signal.tail), sha256=sha256(file)
-            )  # fmt: skip
+                found.append(score(rows[at : min(at + ROWS_AT_ONCE, end)], settings.top_k, settings.taps))
+                progress.advance(bar, len(found[-1][0]))
+            signals, tapped = zip(*found, strict=True)
+            signal = Signal.joined(signals)
+            _save(signal, torch.cat(tapped), file, vocabulary)
+            shard = Shard(file=file.name, first_row=first, end_row=end, tokens=len(signal), sha256=sha256(file))
             manifest.shards.append(shard)
             write_json(unfinished, manifest.model_dump(mode="json"))
     write_json(finished, manifest.model_dump(mode="json"))
@@ -189,20 +208,30 @@ class LogitCache:
 
     def signal(self, row: Row) -> Signal:
         """What the teacher said at the supervised places of `row`."""
-        shard, start = self._starts[row.number]
-        content = _opened(self._folder / self._shards[shard].file)
+        content, start, _ = self._place(row)
         ids, logp, tail = (content.get_slice(name)[start : start + row.supervised] for name in ("ids", "logp", "tail"))
         return Signal(ids.to(torch.int32).long(), logp.float(), tail)
 
+    def tapped(self, row: Row) -> Tensor:
+        """The tapped hidden states of every token of `row`, [T, D·taps]."""
+        content, _, start = self._place(row)
+        tapped: Tensor = content.get_slice("tapped")[start : start + len(row.ids)]
+        return tapped.float()
 
-def _starts(rows: Sequence[Row], shards: Sequence[Shard]) -> list[tuple[int, int]]:
-    """For each row its shard and its first token's place in it."""
+    def _place(self, row: Row) -> tuple[Any, int, int]:
+        """Its shard, and where in it the row's first supervised token and its first token are."""
+        shard, supervised, token = self._starts[row.number]
+        return _opened(self._folder / self._shards[shard].file), supervised, token
+
+
+def _starts(rows: Sequence[Row], shards: Sequence[Shard]) -> list[tuple[int, int, int]]:
+    """For each row its shard, and the places of its first supervised token and of its first token in it."""
     starts = []
     for number, shard in enumerate(shards):
-        place = 0
+        supervised = token = 0
         for row in rows[shard.first_row : shard.end_row]:
-            starts.append((number, place))
-            place += row.supervised
+            starts.append((number, supervised, token))
+            supervised, token = supervised + row.supervised, token + len(row.ids)
     return starts
 
 
@@ -216,10 +245,12 @@ def _plan(rows: Sequence[Row], shard_tokens: int) -> Iterator[tuple[int, int]]:
             first, tokens = number, 0
 
 
-def _save(signal: Signal, file: Path, vocabulary: int) -> None:
+def _save(signal: Signal, tapped: Tensor, file: Path, vocabulary: int) -> None:
     ids = signal.top_ids.to(torch.uint16 if vocabulary <= 2**16 else torch.int32)
+    # bfloat16: some hidden states lie beyond float16.
+    kept = {"ids": ids, "logp": signal.top_logp.half(), "tail": signal.tail, "tapped": tapped.bfloat16()}
     with whole_file(file) as unfinished:
-        save_file({"ids": ids, "logp": signal.top_logp.half(), "tail": signal.tail}, unfinished)
+        save_file({name: values for name, values in kept.items() if values.numel()}, unfinished)
 
 
 @lru_cache(maxsize=256)

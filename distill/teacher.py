@@ -1,5 +1,6 @@
 """The frozen target as a teacher, in the same process."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,10 +18,18 @@ class Teacher:
     def __init__(self, model: Any) -> None:
         self._model = model.eval().requires_grad_(False)
 
-    @torch.no_grad()
     def hidden(self, ids: Tensor, predicts: Tensor, positions: Tensor | None = None) -> Tensor:
         """Last hidden states at the supervised positions. ids, predicts, positions [B, T] -> [N, D]."""
-        return last_hidden(self._model, ids, positions)[predicts]
+        return self.read(ids, predicts, positions)[0]
+
+    @torch.no_grad()
+    def read(
+        self, ids: Tensor, predicts: Tensor, positions: Tensor | None = None, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """`hidden`, and every position's hidden states at `taps` (0: embeddings) side by side, [B, T, D·taps]."""
+        output = read_body(self._model, ids, positions, output_hidden_states=bool(taps))
+        tapped = [output.hidden_states[tap] for tap in taps] or [output.last_hidden_state[..., :0]]
+        return output.last_hidden_state[predicts], torch.cat(tapped, dim=-1)
 
     @property
     def head_weight(self) -> Tensor:
@@ -62,5 +71,10 @@ def last_hidden(model: Any, ids: Tensor, positions: Tensor | None = None) -> Ten
 
     Positions that start again within a sequence keep attention inside each run of them.
     """
+    return read_body(model, ids, positions).last_hidden_state
+
+
+def read_body(model: Any, ids: Tensor, positions: Tensor | None, **options: Any) -> Any:
+    """What the model's layers give, without its head."""
     body: nn.Module = model.get_decoder()
-    return body(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
+    return body(input_ids=ids, position_ids=positions, use_cache=False, **options)

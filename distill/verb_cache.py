@@ -27,7 +27,7 @@ def cache(
     from distill.answers import with_template
     from distill.engine import Engine
     from distill.job import JobSettings, cache_identity, read_data
-    from distill.logit_cache import Score, bytes_per_token, scored_by, write_cache
+    from distill.logit_cache import Score, check_taps, scored_by, whole_bytes, write_cache
     from distill.teacher import Teacher, check_plain_head
 
     if endpoint and device != "auto":
@@ -45,10 +45,11 @@ def cache(
         target = with_template(load_model(settings.target, settings.teacher_dtype, device), settings.data)
         rows, score = read_data(settings, target), scored_by(Teacher(target.model))
         check_plain_head(target.model, torch.tensor([rows[0].ids], device=target.model.device), target.name)
+    check_taps(settings.cache.taps, target.model.config)
     vocabulary = int(target.model.config.vocab_size)
-    each = bytes_per_token(settings.cache.top_k, vocabulary)
-    gib = each * sum(row.supervised for row in rows) / 2**30
-    typer.echo(f"{each} bytes per supervised token, {gib:.3f} GiB in all")
+    whole = whole_bytes(rows, settings.cache, target.model.config)
+    gib = whole / 2**30
+    typer.echo(f"{whole / sum(row.supervised for row in rows):.0f} bytes per supervised token, {gib:.3f} GiB in all")
     if gib > settings.cache.ask_above_gib and not yes:
         raise UserError(f"that is above cache.ask_above_gib {settings.cache.ask_above_gib:g}; repeat with --yes")
     manifest = write_cache(

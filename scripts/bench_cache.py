@@ -49,9 +49,11 @@ def docstrings():
         except Exception:
             continue  # another platform's
         for key, value in sorted(vars(module).items()):
-            text = inspect.getdoc(value) if not key.startswith("_") and callable(value) else None
-            if text and len(text) > 80:
-                yield f"{name}.{key}", text
+            members = sorted(vars(value).items()) if inspect.isclass(value) else ()
+            for path, thing in ((key, value), *((f"{key}.{member}", thing) for member, thing in members)):
+                text = inspect.getdoc(thing) if not path.startswith("_") and callable(thing) else None
+                if text and len(text) > 80:
+                    yield f"{name}.{path}", text
 
 
 def write_chats(path: Path, tokenizer, tokens: int) -> None:

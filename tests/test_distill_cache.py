@@ -14,8 +14,10 @@ from distill.logit_cache import (
     LogitCache,
     Signal,
     bytes_per_token,
+    check_taps,
     read_manifest,
     scored_by,
+    whole_bytes,
     write_cache,
 )
 from distill.objectives import forward_kl, top_forward_kl
@@ -76,11 +78,11 @@ def test_a_killed_run_goes_on_at_its_last_whole_shard(teacher, rows, tmp_path):
     calls = []
 
     class Dying(Teacher):
-        def hidden(self, *arguments):
+        def read(self, *arguments, **options):
             calls.append(1)
             if len(calls) == 3:
                 raise KeyboardInterrupt
-            return super().hidden(*arguments)
+            return super().read(*arguments, **options)
 
     with pytest.raises(KeyboardInterrupt):
         write(Dying(teacher._model), rows, settings(tmp_path / "part"), IDENTITY)
@@ -89,9 +91,9 @@ def test_a_killed_run_goes_on_at_its_last_whole_shard(teacher, rows, tmp_path):
     counted = []
 
     class Counting(Teacher):
-        def hidden(self, *arguments):
+        def read(self, *arguments, **options):
             counted.append(1)
-            return super().hidden(*arguments)
+            return super().read(*arguments, **options)
 
     again = write(Counting(teacher._model), rows, settings(tmp_path / "part"), IDENTITY)
     assert [shard.sha256 for shard in again.shards] == [shard.sha256 for shard in whole.shards]
@@ -206,10 +208,10 @@ def test_a_manifest_says_whose_it_is_and_lies_last(teacher, rows, tmp_path):
 
 def test_scores_of_a_server_and_of_this_process_are_not_mixed(teacher, rows, tmp_path):
     class Dying(Teacher):
-        def hidden(self, *arguments):
+        def read(self, *arguments, **options):
             if (tmp_path / "unfinished.json").exists():
                 raise KeyboardInterrupt
-            return super().hidden(*arguments)
+            return super().read(*arguments, **options)
 
     with pytest.raises(KeyboardInterrupt):
         write(Dying(teacher._model), rows, settings(tmp_path), IDENTITY)
@@ -225,3 +227,23 @@ def test_a_place_of_which_the_head_holds_nothing_known_teaches_nothing():
     loss = top_forward_kl(*vars(within).values(), q_logits)
     assert loss.item() == 0
     assert torch.autograd.grad(loss.sum(), q_logits)[0].abs().max() == 0
+
+
+def test_tapped_hidden_states_of_every_token_are_kept_beside(teacher, rows, tmp_path):
+    manifest = write(teacher, rows, settings(tmp_path, taps=(0, 2)), IDENTITY)
+    cache = LogitCache(tmp_path, rows, IDENTITY)
+    for row in rows:
+        output = teacher._model(input_ids=torch.tensor([row.ids]), output_hidden_states=True)
+        expected = torch.cat([output.hidden_states[0], output.hidden_states[2]], dim=-1)[0]
+        torch.testing.assert_close(cache.tapped(row), expected, atol=1e-2, rtol=1e-2)
+        assert cache.signal(row).tail.shape == (row.supervised,)
+    on_disk = sum((tmp_path / shard.file).stat().st_size for shard in manifest.shards)
+    said = whole_bytes(rows, settings(tmp_path, taps=(0, 2)), teacher._model.config)
+    assert 0 < on_disk - said < 500 * len(manifest.shards)  # the headers
+
+
+@pytest.mark.parametrize("taps", [(3,), (-1,), (1, 1)])
+def test_a_hidden_state_that_the_target_lacks_is_refused(teacher, taps):
+    check_taps((0, 1, 2), teacher._model.config)
+    with pytest.raises(UserError, match=r"expected different ones out of 0\.\.2"):
+        check_taps(taps, teacher._model.config)

@@ -42,8 +42,8 @@ def test_answers_are_the_token_ids_of_the_server(target):
 
 def test_scores_are_those_of_a_teacher_in_this_process(target):
     with serving(LocalEngine(target.model)) as local:
-        found = Engine([local.url], "tiny").score(ROWS, 8)
-    expected = scored_by(Teacher(target.model))(ROWS, 8)
+        found, _ = Engine([local.url], "tiny").score(ROWS, 8)
+    expected = scored_by(Teacher(target.model))(ROWS, 8, ())[0]
     assert torch.equal(found.top_ids, expected.top_ids)
     torch.testing.assert_close(found.top_logp, expected.top_logp, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.tail, expected.tail, atol=1e-5, rtol=1e-4)
@@ -74,6 +74,8 @@ def test_what_a_server_cannot_do_is_said_in_one_line(target, monkeypatch):
             engine.score(ROWS, 4)
         with pytest.raises(UserError, match=r"refused with 400 \(Requested prompt logprobs of 8"):
             engine.score(ROWS, 8)
+    with pytest.raises(UserError, match="no hidden states"):
+        engine.score(ROWS, 4, taps=(1,))
     monkeypatch.setattr(engine_module, "RETRIES", 0)
     with pytest.raises(UserError, match="no answer after 0 retries"):
         engine.answer([[5, 6]], Law(), 4, seed=0)
