@@ -62,11 +62,11 @@ class Settings:
         return replace(self.law, processors=(*penalties, *self.law.processors))
 
     def draft_law(self, target_law: Law) -> Law:
-        """The draft's law: the target's, or the same at another temperature (greedy has no use for filters)."""
+        """The draft's law: the target's, or the same at another temperature."""
         if self.draft_temperature is None:
             return target_law
         if self.draft_temperature == 0:
-            return replace(target_law, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+            return target_law.greedy()
         return replace(target_law, temperature=self.draft_temperature)
 
     def length_policy(self) -> LengthPolicy:

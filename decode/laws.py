@@ -3,7 +3,7 @@
 Shapes: B batch, N places in a row, V vocabulary, L tokens of text.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,10 @@ class Law:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
+
+    def greedy(self) -> "Law":
+        """The same at temperature 0, where filters have no use."""
+        return replace(self, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
 
     def __call__(self, logits: Tensor, text: Tensor | None = None) -> Tensor:
         """Probabilities of the next token at each of N places.

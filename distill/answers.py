@@ -4,13 +4,13 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from rich.progress import Progress
 
 from configs.bad_rows import BadRows
@@ -29,15 +29,22 @@ from distill.engine import Engine
 from distill.rows import answer_fault
 from eval.suites import Prompt, find_prompts, read_prompts
 
-SAMPLING = {"prompts", "self_prompts", "temperature", "top_k", "top_p", "max_new_tokens", "batch_rows"}
+SAMPLING = {
+    "prompts", "self_prompts", "samples", "greedy_too", "temperature", "top_k", "top_p", "max_new_tokens", "batch_rows",
+}  # fmt: skip
+SELF_PROMPTS = 256
 
 
 class DataSettings(StrictSettings):
     """Prompts in, target-sampled answers out."""
 
     answers: Path = Field(Path("runs/data/answers.jsonl"), description="Where the answers are written and read.")
-    prompts: str | None = Field(None, description="Prompt file or set name; none: the target writes the user turns.")
-    self_prompts: int = Field(256, ge=1, description="User turns to write when there are no prompts.")
+    prompts: str | None = Field(None, description="Prompt file or set name; none: the target writes all user turns.")
+    self_prompts: int = Field(
+        0, ge=0, description="User turns that the target writes on top of the prompts; 0 without prompts means 256."
+    )
+    samples: int = Field(1, ge=1, description="Answers to each prompt.")
+    greedy_too: bool = Field(False, description="And one greedy answer to each prompt, for drafts that serve both.")
     temperature: float = Field(1.0, ge=0, description="Of the answers; 0 is greedy.")
     top_k: int = Field(0, ge=0, description="Keep the k likeliest tokens of an answer; 0 is off.")
     top_p: float = Field(1.0, gt=0, le=1, description="Keep the likeliest tokens up to this mass; 1 is off.")
@@ -56,9 +63,19 @@ class DataSettings(StrictSettings):
     )
     held_out_rows: int = Field(24, ge=1, description="Training: rows kept back to measure acceptance on.")
 
+    @model_validator(mode="after")
+    def _refuse_what_has_no_effect(self) -> Self:
+        if self.temperature == 0 and (self.samples > 1 or self.greedy_too):
+            raise ValueError("data.samples and data.greedy_too have no effect at temperature 0: the answers are equal")
+        return self
+
     @property
     def law(self) -> Law:
         return Law(self.temperature, self.top_k, self.top_p)
+
+    @property
+    def prompts_to_write(self) -> int:
+        return self.self_prompts or (0 if self.prompts else SELF_PROMPTS)
 
     def sampling(self) -> dict[str, Any]:
         """The settings that decide what the answers are, but for the template's arguments: its fingerprint has them."""
@@ -80,23 +97,29 @@ def write_answers(target: Loaded, settings: DataSettings, seed: int, engine: Eng
     for line in bad.lines():
         print(f"{path}: {line}", file=sys.stderr)
     prompt_ids = [_checked_ids(target, prompt, settings.max_new_tokens) for prompt in prompts]
-    if not path:
+    if settings.prompts_to_write:
         user_turn_opening(target.tokenizer, target.template_arguments)  # refused before anything is written
     law = replace(settings.law, vocabulary=target.vocabulary)
     content = sha256(path) if path else None
     by = {"answered_by": "engine"} if engine else {}
     claim_file(settings.answers, target, settings.sampling() | {"seed": seed, "prompts_sha256": content} | by)
     sampled_by = engine.answer if engine else partial(sample, target)
-    if not path:
-        prompts = _self_prompts(target, settings, seed, sampled_by)
-        prompt_ids = [_checked_ids(target, prompt, settings.max_new_tokens) for prompt in prompts]
+    if settings.prompts_to_write:
+        written = _self_prompts(target, settings, seed, sampled_by)
+        prompts += written
+        prompt_ids += [_checked_ids(target, prompt, settings.max_new_tokens) for prompt in written]
+    asked = list(_asked(prompts, settings))
 
     def answer(batch: Sequence[int]) -> list[dict[str, Any]]:
-        ids = [prompt_ids[i] for i in batch]
-        sampled = sampled_by(ids, law, settings.max_new_tokens, seed + batch[0])
-        return [_answer_row(target, prompts[i], ids) for i, ids in zip(batch, sampled, strict=True)]
+        rows = []
+        for of_batch, its_law in ((False, law), (True, law.greedy())):
+            some = [asked[i] for i in batch if asked[i].greedy == of_batch]
+            ids = [prompt_ids[ask.prompt] for ask in some]
+            sampled = sampled_by(ids, its_law, settings.max_new_tokens, seed + batch[0]) if ids else []
+            rows += [_answer_row(target, prompts[ask.prompt], ask, ids) for ask, ids in zip(some, sampled, strict=True)]
+        return rows
 
-    fill_file(settings.answers, [prompt.id for prompt in prompts], settings.batch_rows, answer, "answers")
+    fill_file(settings.answers, [ask.id for ask in asked], settings.batch_rows, answer, "answers")
     faults = Counter(answer_fault(record) for _, record in read_records(settings.answers))
     del faults[None]
     for fault, count in faults.items():
@@ -104,7 +127,26 @@ def write_answers(target: Loaded, settings: DataSettings, seed: int, engine: Eng
             f"{settings.answers}: {count} {fault} answers; data.drop says which are left out of training",
             file=sys.stderr,
         )
-    return len(prompts)
+    return len(asked)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One answer to make: the id of its row, the place of its prompt, and whether it is the greedy one."""
+
+    id: str
+    prompt: int
+    greedy: bool
+
+
+def _asked(prompts: Sequence[Prompt], settings: DataSettings) -> Iterator[Ask]:
+    """All prompts once, then all again for the next sample; the greedy answers last."""
+    for number in range(settings.samples):
+        for place, prompt in enumerate(prompts):
+            yield Ask(f"{prompt.id}~{number}" if number else prompt.id, place, settings.temperature == 0)
+    if settings.greedy_too:
+        for place, prompt in enumerate(prompts):
+            yield Ask(f"{prompt.id}~greedy", place, True)
 
 
 def with_template(target: Loaded, settings: DataSettings) -> Loaded:
@@ -173,7 +215,7 @@ def _self_prompts(target: Loaded, settings: DataSettings, seed: int, sampled_by:
     """User turns that the target writes from its own chat template: sampled up to the end of the line or turn."""
     path = settings.answers.with_suffix(".prompts.jsonl")
     prefix = encode_text(target.tokenizer, user_turn_opening(target.tokenizer, target.template_arguments))
-    ids = [f"self-{i:06d}" for i in range(settings.self_prompts)]
+    ids = [f"self-{i:06d}" for i in range(settings.prompts_to_write)]
 
     def write(batch: Sequence[int]) -> list[dict[str, Any]]:
         turns = sampled_by([prefix] * len(batch), Law(1.0, top_p=0.95), 64, seed + 7919 * (1 + batch[0]))
@@ -197,13 +239,14 @@ def _checked_ids(target: Loaded, prompt: Prompt, max_new_tokens: int) -> list[in
     return ids
 
 
-def _answer_row(target: Loaded, prompt: Prompt, answer_ids: list[int]) -> dict[str, Any]:
+def _answer_row(target: Loaded, prompt: Prompt, ask: Ask, answer_ids: list[int]) -> dict[str, Any]:
     text = target.tokenizer.decode(answer_ids, skip_special_tokens=True)
     return {
-        "id": prompt.id,
+        "id": ask.id,
         "category": prompt.category,
         "messages": [*prompt.messages, {"role": "assistant", "content": text}],
         **({"tools": list(prompt.tools)} if prompt.tools else {}),
         "answer_ids": answer_ids,
+        "greedy": ask.greedy,
         "finished": bool(answer_ids) and answer_ids[-1] in target.eos_ids,
     }

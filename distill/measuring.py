@@ -37,7 +37,13 @@ def acceptance_hook(
 
     def measure() -> dict[str, float]:
         draft.eval()
-        texts = [text for row in share for text in _replay_row(draft, teacher, row, law, eos_ids, accelerator.device)]
+        texts = [
+            text
+            for row in share
+            for text in _replay_row(
+                draft, teacher, row, law.greedy() if row.greedy else law, eos_ids, accelerator.device
+            )
+        ]
         sums = torch.tensor(
             [
                 float(sum(sum(text.overlap) for text in texts)),

@@ -23,12 +23,14 @@ class Row:
     """Token ids of one chat, and for each whether it is part of an answer, which is what is supervised.
 
     `number` is its place among the rows of its file. `weights`, one for each token, multiply its loss; None is 1.
+    `greedy` says that the target answered greedily, whatever the temperature of the others.
     """
 
     ids: list[int]
     is_answer: list[bool]
     number: int = field(default=0, compare=False)
     weights: list[float] | None = None
+    greedy: bool = False
 
     @property
     def supervised(self) -> int:
@@ -78,7 +80,10 @@ def read_row(record: Mapping[str, Any], tokenizer: Any, reading: Reading, bad: B
     """One record as a row. Raises UserError without the place, which the caller adds."""
     is_text = reading.text and isinstance(record.get("text"), str)
     rendered = _text_row(record, tokenizer) if is_text else _chat_row(record, tokenizer, reading, bad)
-    row = Row(rendered.ids[: reading.max_tokens], rendered.is_answer[: reading.max_tokens])
+    row = Row(
+        rendered.ids[: reading.max_tokens], rendered.is_answer[: reading.max_tokens],
+        greedy=record.get("greedy") is True,
+    )  # fmt: skip
     if not row.supervised:
         raise UserError(f"no answer token is left within {reading.max_tokens} tokens; raise data.max_tokens")
     return row

@@ -8,6 +8,7 @@ from transformers import GenerationConfig
 
 from configs.bad_rows import BadRows
 from configs.errors import UserError
+from decode.chat import render_prompt
 from decode.laws import Law
 from decode.models import load_model
 from distill.answers import DataSettings, fill_file, sample, write_answers
@@ -197,3 +198,25 @@ def test_empty_repeated_and_cut_off_answers_are_told_apart_dropped_when_asked_an
     assert len(read_rows(path, tokenizer, Reading(100, drop=("empty", "repeated")), bad)) == 3
     assert bad.notes == {"empty answer dropped": 1, "repeated answer dropped": 1}
     assert len(read_rows(path, tokenizer, Reading(100))) == 5
+
+
+def test_several_samples_and_a_greedy_answer_to_each_prompt_are_told_apart(target, tmp_path):
+    settings = settings_for(tmp_path, samples=2, greedy_too=True, self_prompts=2, batch_rows=4)
+    assert write_answers(target, settings, seed=0) == 3 * (7 + 2)
+    records = [json.loads(line) for line in settings.answers.read_text().splitlines()]
+    assert len({record["id"] for record in records}) == 27
+    by_prompt = {}
+    for record in records:
+        by_prompt.setdefault(record["messages"][0]["content"], []).append(record)
+    for prompt, (first, second, greedy) in by_prompt.items():
+        assert (first["greedy"], second["greedy"], greedy["greedy"]) == (False, False, True), prompt
+        ids = render_prompt(target.tokenizer, greedy["messages"][:-1])
+        assert greedy["answer_ids"] == sample(target, [ids], Law(0.0), 12, seed=0)[0]
+        assert first["answer_ids"] != second["answer_ids"]
+    rows = read_rows(settings.answers, target.tokenizer, Reading(200))
+    assert [row.greedy for row in rows] == [record["greedy"] for record in records]
+
+
+def test_several_samples_at_temperature_0_are_refused():
+    with pytest.raises(ValueError, match="no effect at temperature 0"):
+        DataSettings(temperature=0, samples=2)
