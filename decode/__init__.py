@@ -9,14 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from decode.answer import Answer, generate, load_draft, stream
+    from decode.answer import Answer, generate, stream
+    from decode.drafts.kinds import load_draft
     from decode.models import load_model
 
+ROOMS = {
+    "Answer": "decode.answer", "generate": "decode.answer", "stream": "decode.answer",
+    "load_draft": "decode.drafts.kinds", "load_model": "decode.models",
+}  # fmt: skip
 __all__ = ["Answer", "generate", "load_draft", "load_model", "stream"]
 
 
 def __getattr__(name: str) -> Any:
     # On first use: the command line should not wait for torch to say --help.
-    if name in __all__:
-        return getattr(import_module("decode.models" if name == "load_model" else "decode.answer"), name)
+    if name in ROOMS:
+        return getattr(import_module(ROOMS[name]), name)
     raise AttributeError(f"module 'decode' has no attribute {name!r}")

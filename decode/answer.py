@@ -9,9 +9,8 @@ from configs.reader import checked
 from decode.chat import render_prompt
 from decode.conversations import Message, to_messages
 from decode.drafts.contract import Draft
-from decode.drafts.lm import LMDraft
 from decode.generation import Generation, Settings, stream_ids
-from decode.models import Loaded, load_model
+from decode.models import Loaded
 from decode.options import DecodeOptions
 from decode.stops import cut_text
 from decode.trace import Round, Tally
@@ -54,11 +53,6 @@ class Answer:
             "rounds": [asdict(done) for done in self.rounds],
             "statistics": statistics,
         }
-
-
-def load_draft(target: Loaded, text: str, dtype: str = "auto", device: str = "auto") -> LMDraft:
-    """The draft in a folder, Hub id or GGUF file, for this target. Raises UserError when the two do not fit."""
-    return LMDraft.of_pair(target, load_model(text, dtype, device))
 
 
 def generate(

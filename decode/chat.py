@@ -100,19 +100,20 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
 def _answer_span(
     tokenizer: Any, messages: Sequence[Message], arguments: Arguments | None, turn: int, text: str
 ) -> Span:
-    """From where the generation prompt ends to the answer's last character, with the end-of-turn token after it."""
+    """From where the generation prompt ends to the end-of-turn mark, with the blanks and tool calls before it."""
     before = _render(tokenizer, messages[:turn], arguments, add_generation_prompt=True)
     content = _content_span(messages, turn, lambda changed: _render(tokenizer, changed, arguments), text)
     start = len(before) if text.startswith(before) else content and content[0]
-    if content is None and start is not None:  # tool calls alone: what this turn adds to the chat
-        through = _render(tokenizer, messages[: turn + 1], arguments)
-        end = len(through.rstrip()) if text.startswith(through) else None
-    else:
-        end = content and content[1]
+    through = _render(tokenizer, messages[: turn + 1], arguments)
+    whole = len(through.rstrip()) if text.startswith(through) else None  # all that this turn adds to the chat
+    mark = None
+    if content is not None and not messages[turn].get("tool_calls"):
+        after = len(text) - len(text[content[1] :].lstrip())
+        mark = next((after + len(token) for token in _special_tokens(tokenizer) if text.startswith(token, after)), None)
+    end = mark or max((place for place in (whole, content and content[1]) if place is not None), default=None)
     if start is None or end is None or end < start:
         raise UserError(f"turn {turn + 1}: the chat template does not show where this answer begins and ends")
-    special = next((token for token in _special_tokens(tokenizer) if text.startswith(token, end)), "")
-    return start, end + len(special)
+    return start, end
 
 
 def _content_span(

@@ -14,14 +14,23 @@ ROLES = {
     "tool": "tool", "function": "tool", "observation": "tool", "ipython": "tool",
 }  # fmt: skip
 COLUMNS = ("messages", "conversations", "conversation")
+CHAT_COLUMNS = (*COLUMNS, "prompt", "completion", "response", "system")  # what `to_messages` reads
 
 
 def to_messages(row: Mapping[str, Any]) -> list[Message]:
     """The chat of a row: `messages` or `conversations` (role/content or from/value), or `prompt` and `completion`.
 
-    What else a turn carries (tool calls, reasoning, names) is kept for the template. A `prompt` alone is a user turn.
+    What else a turn carries (tool calls, reasoning, names) is kept for the template. A `prompt` alone is a user turn;
+    a `system` column is the system turn of a chat that has none.
     Raises UserError naming the column, turn or role that cannot be read.
     """
+    chat, system = _chat(row), row.get("system")
+    if isinstance(system, str) and system.strip() and chat[0]["role"] != "system":
+        return [{"role": "system", "content": system}, *chat]
+    return chat
+
+
+def _chat(row: Mapping[str, Any]) -> list[Message]:
     column = next((name for name in COLUMNS if row.get(name) is not None), None)
     if column:
         return _turns(row[column], column)
@@ -46,15 +55,17 @@ def _turns(turns: Any, column: str) -> list[Message]:
 
 def _turn(turn: Any, where: str) -> Message:
     if not isinstance(turn, Mapping):
-        raise UserError(f"{where}: expected a role and a content, got {turn!r:.60}")
-    role = turn.get("role", turn.get("from"))
+        raise UserError(f"{where}: expected a role and a content, got a {type(turn).__name__}")
+    # A Parquet column of mixed turns has all their keys, and nothing under those of the other shape.
+    role = turn.get("from") if turn.get("role") is None else turn["role"]
     if not isinstance(role, str):
-        raise UserError(f"{where}: each turn needs a role and a content; got {dict(turn)!r:.80}")
+        raise UserError(f"{where}: each turn needs a role and a content; got a {type(role).__name__} as its role")
     if role not in ROLES:
         raise UserError(f"unknown role {role!r}; expected {', '.join(ROLES)}")
-    content = _content(turn.get("content", turn.get("value")), where)
+    said = turn.get("value") if turn.get("content") is None else turn["content"]
+    content = _content(said, where)
     if content is None and not turn.get("tool_calls"):
-        raise UserError(f"{where}: each turn needs a role and a content, both text; got {dict(turn)!r:.80}")
+        raise UserError(f"{where}: each turn needs a role and a content, both text; got a {type(said).__name__}")
     extra = {k: v for k, v in turn.items() if k not in ("role", "from", "content", "value") and v is not None}
     return {"role": ROLES[role], "content": "" if content is None else content, **extra}
 

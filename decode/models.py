@@ -112,6 +112,8 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
         _check_gguf(Path(text))
         arguments["quantization_config"] = _dequantized()
     config = read_model_config(text)
+    if "LlamaForCausalLMEagle3" in (config.architectures or ()):
+        raise UserError(f"{text}: a feature draft, which is no model without its target; use it as a draft")
     try:
         if getattr(config, SIZE, None) and not reference.gguf:
             wanted = named_dtype(dtype)
@@ -124,12 +126,12 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
     except UserError:
         raise
     except UNLOADABLE as error:
-        raise UserError(f"{text}: cannot be loaded as a causal language model ({_first_line(error)})") from error
+        raise UserError(f"{text}: cannot be loaded as a causal language model ({first_line(error)})") from error
     if reference.gguf:
         _forget_quantization(model)
     model = model.to(named_device(device)).eval().requires_grad_(False)
     stored_dtype = config.dtype or torch.float32
-    return Loaded(model, load_tokenizer(text), text, weights_revision(reference, model), stored_dtype)
+    return Loaded(model, load_tokenizer(text), text, weights_revision(reference, config), stored_dtype)
 
 
 def describe_model(text: str) -> Loaded:
@@ -145,7 +147,7 @@ def describe_model(text: str) -> Loaded:
         generation = GenerationConfig.from_model_config(config)
     model = SimpleNamespace(config=config, generation_config=generation)
     stored_dtype = config.dtype or torch.float32
-    return Loaded(model, load_tokenizer(text), text, weights_revision(reference, model), stored_dtype)
+    return Loaded(model, load_tokenizer(text), text, weights_revision(reference, config), stored_dtype)
 
 
 def load_tokenizer(text: str) -> Any:
@@ -154,7 +156,7 @@ def load_tokenizer(text: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(reference.location, **reference.arguments())
     except UNLOADABLE as error:
-        raise UserError(f"{text}: no tokenizer could be loaded ({_first_line(error)})") from error
+        raise UserError(f"{text}: no tokenizer could be loaded ({first_line(error)})") from error
 
 
 def read_model_config(text: str) -> Any:
@@ -166,7 +168,7 @@ def read_model_config(text: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(reference.location, **reference.arguments())
     except UNLOADABLE as error:
-        raise UserError(f"{text}: no model config could be read ({_first_line(error)})") from error
+        raise UserError(f"{text}: no model config could be read ({first_line(error)})") from error
     if not hasattr(config, "max_position_embeddings"):
         raise UserError(f"{text}: its config gives no context length (max_position_embeddings), as attention models do")
     return config
@@ -239,13 +241,13 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256("\n".join(f"{i}\t{token}" for token, i in entries).encode()).hexdigest()[:16]
 
 
-def weights_revision(reference: Reference, model: Any) -> str:
+def weights_revision(reference: Reference, config: Any) -> str:
     """What the weights are: the Hub commit, else a fingerprint of the local files.
 
     The fingerprint reads names, sizes and up to 512 blocks of 64 KiB spread evenly over each file: all of a file
     under 32 MiB, little of a very large one, and some of every tensor that retraining moves.
     """
-    commit = getattr(model.config, "_commit_hash", None)
+    commit = getattr(config, "_commit_hash", None)
     if not reference.is_local and commit:
         return str(commit)
     folder = Path(reference.location)
@@ -289,6 +291,7 @@ def _forget_quantization(model: Any) -> None:
         del model.config.quantization_config
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, else its name."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

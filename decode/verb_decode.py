@@ -31,7 +31,8 @@ def decode(
 ) -> None:
     """Decode one prompt losslessly, with or without a draft, and say what the draft was worth."""
     from configs.errors import UserError
-    from decode.answer import load_draft, prompt_ids, stream
+    from decode.answer import prompt_ids, stream
+    from decode.drafts.kinds import load_draft
     from decode.models import load_model
 
     if draft is None:
@@ -50,7 +51,7 @@ def decode(
     longest = max(costs.v) if costs else settings.length_policy().next_length()
     if options.compile:
         loaded = replace(loaded, model=options.compiled(loaded.model, len(asked), longest))
-        proposer = proposer and proposer.with_model(options.compiled(proposer.model, len(asked), longest))
+        proposer = proposer and proposer.compiled(lambda model: options.compiled(model, len(asked), longest))
     growing = stream(loaded, proposer, asked, settings)
     if as_json:
         *_, answer = growing

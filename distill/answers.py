@@ -26,7 +26,7 @@ from decode.laws import Law
 from decode.models import Loaded
 from distill.claims import provenance_path, target_identity
 from distill.engine import Engine
-from distill.rows import answer_fault
+from distill.rows import answer_faults
 from eval.suites import Prompt, find_prompts, read_prompts
 
 SAMPLING = {
@@ -54,6 +54,7 @@ class DataSettings(StrictSettings):
     on_bad_row: Literal["error", "skip"] = Field("error", description="Stop at a bad row, or skip and count it.")
     mask: Literal["all", "last"] = Field("all", description="Training: which answers of a chat are supervised.")
     text: bool = Field(False, description="Training: learn from plain `text` rows too, every token of them.")
+    overflow: Literal["cut", "drop"] = Field("cut", description="Training: what becomes of a row above max_tokens.")
     drop: tuple[Literal["cut_off", "empty", "repeated"], ...] = Field(
         ("empty",), description="Training: answers of the target to leave out: cut_off, empty, repeated."
     )
@@ -89,14 +90,17 @@ def write_answers(target: Loaded, settings: DataSettings, seed: int, engine: Eng
 
     A row is written when its batch is done. A killed run loses no finished row, repeats none, and ends with the
     same text as an uninterrupted one: batches and their seeds depend on the prompts alone.
-    Raises UserError for bad prompts, a prompt that leaves no room in the context, or a file of another run.
+    Raises UserError for bad prompts, a prompt that leaves no room in the context (unless such are skipped), or a
+    file of another run.
     """
+    if settings.answers.suffix != ".jsonl":
+        raise UserError(f"{settings.answers}: answers are written to a file whose name ends in .jsonl")
     path = find_prompts(settings.prompts) if settings.prompts else None
     bad = BadRows(settings.on_bad_row)
     prompts = read_prompts(path, bad) if path else []
+    prompts, prompt_ids = _with_ids(target, prompts, settings, bad)
     for line in bad.lines():
         print(f"{path}: {line}", file=sys.stderr)
-    prompt_ids = [_checked_ids(target, prompt, settings.max_new_tokens) for prompt in prompts]
     if settings.prompts_to_write:
         user_turn_opening(target.tokenizer, target.template_arguments)  # refused before anything is written
     law = replace(settings.law, vocabulary=target.vocabulary)
@@ -105,9 +109,9 @@ def write_answers(target: Loaded, settings: DataSettings, seed: int, engine: Eng
     claim_file(settings.answers, target, settings.sampling() | {"seed": seed, "prompts_sha256": content} | by)
     sampled_by = engine.answer if engine else partial(sample, target)
     if settings.prompts_to_write:
-        written = _self_prompts(target, settings, seed, sampled_by)
-        prompts += written
-        prompt_ids += [_checked_ids(target, prompt, settings.max_new_tokens) for prompt in written]
+        written = _self_prompts(target, settings, seed, sampled_by, by)
+        written, written_ids = _with_ids(target, written, settings, BadRows(settings.on_bad_row))
+        prompts, prompt_ids = [*prompts, *written], [*prompt_ids, *written_ids]
     asked = list(_asked(prompts, settings))
 
     def answer(batch: Sequence[int]) -> list[dict[str, Any]]:
@@ -119,9 +123,9 @@ def write_answers(target: Loaded, settings: DataSettings, seed: int, engine: Eng
             rows += [_answer_row(target, prompts[ask.prompt], ask, ids) for ask, ids in zip(some, sampled, strict=True)]
         return rows
 
-    fill_file(settings.answers, [ask.id for ask in asked], settings.batch_rows, answer, "answers")
-    faults = Counter(answer_fault(record) for _, record in read_records(settings.answers))
-    del faults[None]
+    batch_rows = max(settings.batch_rows, engine.rows_at_once) if engine else settings.batch_rows
+    fill_file(settings.answers, [ask.id for ask in asked], batch_rows, answer, "answers")
+    faults = Counter(fault for _, record in read_records(settings.answers) for fault in answer_faults(record))
     for fault, count in faults.items():
         print(
             f"{settings.answers}: {count} {fault} answers; data.drop says which are left out of training",
@@ -211,9 +215,14 @@ def sample(
     return hf_generate(target.model, prompts, law, max_new_tokens, target.eos_ids, seed)
 
 
-def _self_prompts(target: Loaded, settings: DataSettings, seed: int, sampled_by: Any) -> list[Prompt]:
+def _self_prompts(
+    target: Loaded, settings: DataSettings, seed: int, sampled_by: Any, by: dict[str, str]
+) -> list[Prompt]:
     """User turns that the target writes from its own chat template: sampled up to the end of the line or turn."""
     path = settings.answers.with_suffix(".prompts.jsonl")
+    claim_file(
+        path, target, {"self_prompts": settings.prompts_to_write, "batch_rows": settings.batch_rows, "seed": seed} | by
+    )
     prefix = encode_text(target.tokenizer, user_turn_opening(target.tokenizer, target.template_arguments))
     ids = [f"self-{i:06d}" for i in range(settings.prompts_to_write)]
 
@@ -226,15 +235,27 @@ def _self_prompts(target: Loaded, settings: DataSettings, seed: int, sampled_by:
     return read_prompts(path)
 
 
+def _with_ids(
+    target: Loaded, prompts: Sequence[Prompt], settings: DataSettings, bad: BadRows
+) -> tuple[list[Prompt], list[list[int]]]:
+    """The prompts that the target can answer, with their token ids."""
+    found: list[tuple[Prompt, list[int]]] = []
+    for prompt in prompts:
+        try:
+            found.append((prompt, _checked_ids(target, prompt, settings.max_new_tokens)))
+        except UserError as error:
+            bad.refuse(prompt.where, str(error))
+    if prompts and not found:
+        raise UserError("; ".join(["no prompt is left that the target can answer", *bad.lines()]))
+    return [prompt for prompt, _ in found], [ids for _, ids in found]
+
+
 def _checked_ids(target: Loaded, prompt: Prompt, max_new_tokens: int) -> list[int]:
-    try:
-        ids = render_prompt(target.tokenizer, prompt.messages, prompt.arguments(target.template_arguments))
-    except UserError as error:
-        raise UserError(f"{prompt.where}: {error}") from None
+    ids = render_prompt(target.tokenizer, prompt.messages, prompt.arguments(target.template_arguments))
     if len(ids) + max_new_tokens > target.context_tokens:
         raise UserError(
-            f"{prompt.where}: the prompt has {len(ids)} tokens and the answer up to {max_new_tokens}; "
-            f"{target.name} holds {target.context_tokens}"
+            f"no room in the context: {target.name} holds {target.context_tokens} tokens, "
+            f"prompt and the {max_new_tokens} of an answer together"
         )
     return ids
 

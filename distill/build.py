@@ -3,16 +3,18 @@
 import copy
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import transformers
-from pydantic import Field
+from pydantic import Field, model_validator
+from torch import Tensor, nn
 
 from configs.errors import UserError
 from configs.files import whole_folder, without_local_paths, write_json
 from configs.settings import StrictSettings
 from decode.chat import template_fingerprint
+from decode.drafts.eagle3_model import LlamaForCausalLMEagle3, eagle3_config
 from decode.drafts.head import head_ids, map_fingerprint
 from decode.models import Loaded, tokenizer_fingerprint
 
@@ -20,9 +22,33 @@ from decode.models import Loaded, tokenizer_fingerprint
 class DraftSettings(StrictSettings):
     """The draft's kind and shape."""
 
-    kind: Literal["lm"] = Field("lm", description="lm: a plain causal LM with the target's width and vocabulary.")
-    layers: tuple[int, ...] = Field((0, -1), min_length=1, description="Layers of the target to keep; -1 is the last.")
+    kind: Literal["lm", "eagle3"] = Field(
+        "lm", description="lm: a causal LM of its own. eagle3: one layer that reads the target's hidden states."
+    )
+    layers: tuple[int, ...] = Field(
+        (0, -1), min_length=1, description="lm: layers of the target to keep; -1 is the last."
+    )
     vocabulary: int = Field(0, ge=0, description="Ids in the draft's head: the most frequent in the answers; 0 is all.")
+    taps: tuple[int, ...] = Field(
+        (), description="eagle3: hidden states of the target to read, 0 the embeddings; none: early, middle and late."
+    )
+    unroll_steps: int = Field(3, ge=1, description="eagle3: drafted tokens of a round that training goes through.")
+
+    @model_validator(mode="after")
+    def _refuse_what_has_no_effect(self) -> Self:
+        idle = {"lm": ("taps", "unroll_steps"), "eagle3": ("layers",)}[self.kind]
+        for name in idle:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"draft.{name} has no effect on a draft of kind {self.kind}")
+        return self
+
+
+def chosen_taps(settings: DraftSettings, target: Any) -> tuple[int, ...]:
+    """The hidden states that a draft of `settings` reads of a target with this transformers config; none for `lm`."""
+    if settings.kind == "lm":
+        return ()
+    depth = target.num_hidden_layers
+    return settings.taps or tuple(sorted({min(2, depth), depth // 2, depth - 1}))
 
 
 def build_lm_draft(target: Any, layers: tuple[int, ...]) -> Any:
@@ -55,6 +81,38 @@ def build_lm_draft(target: Any, layers: tuple[int, ...]) -> Any:
     draft.load_state_dict(weights)
     draft.generation_config = copy.deepcopy(target.generation_config)
     return draft.float()
+
+
+def build_eagle3_draft(target: Any, taps: tuple[int, ...], ids: Tensor, seed: int) -> LlamaForCausalLMEagle3:
+    """A feature draft for a Llama-like `target`, its head over `ids` [V_d], in float32.
+
+    It starts from the last of the tapped hidden states, the target's last layer, norm and head; what reads the
+    embedding starts from noise that only `seed` decides. Raises UserError for another kind of target.
+    """
+    last: Any = target.get_decoder().layers[-1] if hasattr(target.get_decoder(), "layers") else nn.Module()
+    needed = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "input_layernorm", "post_attention_layernorm")
+    if not set(needed) <= dict(last.named_modules()).keys():
+        raise UserError(
+            f"a feature draft needs a Llama-like target (llama, mistral, qwen); got {target.config.model_type}"
+        )
+    config = eagle3_config(target.config, taps, len(ids))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        draft = LlamaForCausalLMEagle3(config).float()
+    layer, width = draft.layers[0], config.hidden_size
+    with torch.no_grad():
+        draft.fc.weight.mul_(0.1)[:, -width:] += torch.eye(width)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            getattr(layer.self_attn, name).weight[:, width:] = getattr(last.self_attn, name).weight
+        layer.self_attn.o_proj.weight.copy_(last.self_attn.o_proj.weight)
+        layer.mlp.load_state_dict(last.mlp.state_dict())
+        layer.hidden_norm.weight.copy_(last.input_layernorm.weight)
+        layer.post_attention_layernorm.weight.copy_(last.post_attention_layernorm.weight)
+        draft.norm.weight.copy_(target.get_decoder().norm.weight)
+        draft.lm_head.weight.copy_(target.get_output_embeddings().weight[ids])
+        draft.set_draft_ids(ids)
+    draft.generation_config = copy.deepcopy(target.generation_config)
+    return draft
 
 
 def identity(target: Loaded, kind: str) -> dict[str, Any]:

@@ -26,13 +26,21 @@ class Engine:
     concurrency: int = 16
     timeout_s: float = 600.0
 
+    @property
+    def rows_at_once(self) -> int:
+        """Rows to hand over at a time, so that the slowest of them keeps few others waiting."""
+        return 4 * self.concurrency
+
     def answer(self, prompts: Sequence[Sequence[int]], law: Law, max_new_tokens: int, seed: int) -> list[list[int]]:
         """Token ids of an answer to each prompt's ids, exactly as the server made them.
 
         Raises UserError when the server cannot be reached, refuses, or gives no token ids.
         """
         how: dict[str, Any] = {"temperature": law.temperature, "top_p": law.top_p, "max_tokens": max_new_tokens}
-        beyond = {"return_token_ids": True, "skip_special_tokens": False, "top_k": law.top_k or -1}
+        # All that a server would else take from the model's own generation config.
+        plain = {"min_p": 0.0, "repetition_penalty": 1.0}
+        beyond = {"return_token_ids": True, "skip_special_tokens": False, "top_k": law.top_k or -1} | plain
+        how |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 
         async def one(client: Any, number: int) -> list[int]:
             response = await client.completions.create(

@@ -6,28 +6,33 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from pydantic import Field, model_validator
 
 from configs.bad_rows import BadRows
+from configs.errors import UserError
 from configs.files import recover, sha256, write_json
 from configs.provenance import provenance
 from configs.reader import write_config
 from configs.settings import StrictSettings
+from decode.drafts.contract import Draft
+from decode.drafts.eagle3 import Eagle3Draft
 from decode.drafts.head import head_ids, trim_head
+from decode.drafts.lm import LMDraft
 from decode.models import Loaded, load_model
 from distill.answers import DataSettings, with_template
 from distill.batches import Schedule, pack
-from distill.build import DraftSettings, build_lm_draft, save_draft
+from distill.build import DraftSettings, build_eagle3_draft, build_lm_draft, chosen_taps, save_draft
 from distill.claims import check_answers, check_inputs, check_output, target_identity
-from distill.logit_cache import CacheSettings, LogitCache
+from distill.logit_cache import CacheSettings, LogitCache, check_taps
 from distill.measuring import acceptance_hook
-from distill.objectives import forward_kl
+from distill.objectives import ObjectiveSettings
 from distill.on_policy import OnPolicy, OnPolicySettings
 from distill.rows import Reading, Row, read_rows, split_held_out
 from distill.step import DistillStep
+from distill.students import Eagle3Student, LMStudent, Student
 from distill.supply import Supply, micro_batches_per_step
 from distill.teacher import Teacher, check_packing, check_plain_head
 from distill.vocabulary import choose_ids, count_tokens, coverage, kept_always
@@ -36,8 +41,6 @@ from train.loop import TrainSettings, train
 from train.parallel import launch_name, start_accelerator
 from train.tracking import check_tracker, start_wandb
 
-OBJECTIVES = {"forward_kl": forward_kl}
-
 
 class JobSettings(StrictSettings):
     """Everything that decides a distillation run."""
@@ -45,7 +48,7 @@ class JobSettings(StrictSettings):
     target: str = Field(description="Target: a folder, a Hub id[@revision] or a GGUF file.")
     output: Path = Field(Path("runs/distill"), description="Folder of the run; the draft ends in OUTPUT/draft.")
     seed: int = Field(0, ge=0, description="Of the row order, the held-out split and the sampled answers.")
-    objective: Literal["forward_kl"] = Field("forward_kl", description="KL(p ‖ q) against the target's logits.")
+    objective: ObjectiveSettings = ObjectiveSettings()
     chunk_tokens: int = Field(128, ge=1, description="Supervised positions whose logits exist at a time.")
     teacher_dtype: str = Field("float32", description="Dtype the target teaches in; fastest on CPU is float32.")
     measure_num_draft_tokens: int = Field(3, ge=1, description="γ of the in-training acceptance measurement.")
@@ -58,6 +61,8 @@ class JobSettings(StrictSettings):
     @model_validator(mode="after")
     def _refuse_what_has_no_effect(self) -> Self:
         rollouts = self.on_policy
+        if rollouts.fraction and self.draft.kind == "eagle3" and rollouts.by == "draft":
+            raise ValueError("on_policy.by=draft: a feature draft cannot write without its target; use pair")
         if rollouts.fraction and (self.cache.folder or self.data.pack):
             raise ValueError("on_policy.fraction rolls out new text, which neither a cache nor packed rows hold")
         if rollouts.error_weight != 1 and (rollouts.by == "draft" or not rollouts.fraction):
@@ -78,26 +83,29 @@ def run(settings: JobSettings) -> Path:
     target = with_template(load_model(settings.target, settings.teacher_dtype, device="cpu"), settings.data)
     every_row = read_data(settings, target)
     rows, held_out = split_held_out(every_row, settings.data.held_out_rows, settings.seed)
-    inputs = {"answers_sha256": sha256(settings.data.answers), "target_revision": target.revision}
+    inputs = {"answers_sha256": sha256(settings.data.answers)} | target_identity(target)
+    del inputs["name"]
     check_inputs(settings.output, inputs)
     if done.is_file():
         remove_checkpoints(settings.output / "checkpoints")
         print(f"{draft_folder}: this run is finished already", file=sys.stderr)
         return draft_folder
     draft, sequences = _draft(settings, target, rows), _sequences(settings, target, rows)
+    cache = _cache(settings, target, every_row)
     accelerator = _start(settings, micro_batches, inputs)
 
-    teacher = Teacher(target.model.to(accelerator.device))
-    step = DistillStep(draft.to(accelerator.device), OBJECTIVES[settings.objective], settings.chunk_tokens)
+    teacher, draft = Teacher(target.model.to(accelerator.device)), draft.to(accelerator.device)
+    student, drafter = _student_and_drafter(settings, draft, target)
+    step = DistillStep(student, settings.objective, settings.chunk_tokens, head_ids(draft))
     law, gamma = replace(settings.data.law, vocabulary=target.vocabulary), settings.measure_num_draft_tokens
     supply = Supply(
         sequences, Schedule(len(sequences), settings.train.batch_rows, settings.seed), teacher,
-        settings.train.micro_rows, accelerator, head_ids(draft), _cache(settings, target, every_row),
-        OnPolicy(settings.on_policy, draft, target.model, law, target.eos_ids, settings.seed)
+        settings.train.micro_rows, accelerator, head_ids(draft), drafter.taps, cache,
+        OnPolicy(settings.on_policy, drafter, target.model, law, target.eos_ids, settings.seed)
         if settings.on_policy.fraction
         else None,
     )  # fmt: skip
-    measure = acceptance_hook(draft, teacher, held_out, law, gamma, target.eos_ids, accelerator)
+    measure = acceptance_hook(drafter, teacher, held_out, law, gamma, target.eos_ids, accelerator)
     record = {
         "rows": len(rows),
         "sequences": len(sequences),
@@ -122,14 +130,30 @@ def run(settings: JobSettings) -> Path:
 
 
 def _draft(settings: JobSettings, target: Loaded, rows: list[Row]) -> Any:
-    draft = build_lm_draft(target.model, settings.draft.layers)
+    """The draft before training."""
+    ids = None
     if settings.draft.vocabulary:
         counts = count_tokens(rows, target.model.config.vocab_size)
         always = kept_always(target, counts)
         ids = choose_ids(counts, settings.draft.vocabulary, always, len(target.tokenizer))
         _say(f"the head keeps {len(ids)} ids: {coverage(counts, ids):.2%} of the supervised tokens")
+    if settings.draft.kind == "eagle3":
+        taps = chosen_taps(settings.draft, target.model.config)
+        check_taps(taps, target.model.config)
+        head = torch.arange(target.model.config.vocab_size) if ids is None else ids
+        return build_eagle3_draft(target.model, taps, head, settings.seed)
+    draft = build_lm_draft(target.model, settings.draft.layers)
+    if ids is not None:
         trim_head(draft, ids)
     return draft
+
+
+def _student_and_drafter(settings: JobSettings, draft: Any, target: Loaded) -> tuple[Student, Draft[Any]]:
+    """The draft as it trains, and as it drafts."""
+    if settings.draft.kind == "eagle3":
+        embeddings = target.model.get_input_embeddings()
+        return Eagle3Student(draft, settings.draft.unroll_steps), Eagle3Draft(draft, embeddings)
+    return LMStudent(draft), LMDraft(draft, int(target.model.config.vocab_size))
 
 
 def _sequences(settings: JobSettings, target: Loaded, rows: list[Row]) -> list[list[Row]]:
@@ -143,13 +167,20 @@ def _sequences(settings: JobSettings, target: Loaded, rows: list[Row]) -> list[l
 
 
 def _cache(settings: JobSettings, target: Loaded, every_row: list[Row]) -> LogitCache | None:
-    folder = settings.cache.folder
+    folder, taps = settings.cache.folder, chosen_taps(settings.draft, target.model.config)
+    if folder and settings.cache.taps != taps:
+        raise UserError(
+            f"{folder}: a draft of kind {settings.draft.kind} reads hidden states {list(taps)}, and cache.taps is "
+            f"{list(settings.cache.taps)}; set cache.taps={str(list(taps)).replace(' ', '')} for `data cache` too"
+        )
     return LogitCache(folder, every_row, cache_identity(settings, target)) if folder else None
 
 
 def cache_identity(settings: JobSettings, target: Loaded) -> dict[str, Any]:
     """What a cache of the teacher's log-probabilities is of: all that decides its numbers and their order."""
-    reading = settings.data.model_dump(mode="json", include={"max_tokens", "mask", "text", "drop", "on_bad_row"})
+    reading = settings.data.model_dump(
+        mode="json", include={"max_tokens", "mask", "text", "drop", "overflow", "on_bad_row"}
+    )
     return {
         "target": target_identity(target) | {"name": None},  # the same weights under another path are the same
         "data_sha256": sha256(settings.data.answers),
@@ -166,7 +197,9 @@ def read_data(settings: JobSettings, target: Loaded) -> list[Row]:
     check_answers(settings.data.answers, target, settings.data.law)
     max_tokens = min(settings.data.max_tokens, target.context_tokens)
     data = settings.data
-    reading = Reading(max_tokens, data.mask == "last", data.template_arguments, data.text, data.drop)
+    reading = Reading(
+        max_tokens, data.mask == "last", data.template_arguments, data.text, data.drop, data.overflow == "drop"
+    )
     bad = BadRows(data.on_bad_row)
     rows = read_rows(data.answers, target.tokenizer, reading, bad)
     supervised, tokens = sum(row.supervised for row in rows), sum(len(row.ids) for row in rows)

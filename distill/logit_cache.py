@@ -82,7 +82,10 @@ class Signal:
         return Signal(*(torch.cat([getattr(s, name) for s in signals]) for name in ("top_ids", "top_logp", "tail")))
 
     def within(self, head_ids: Tensor | None, vocabulary: int) -> "Signal":
-        """The same over a trimmed head: ids become rows of it, what it lacks becomes row V_d, the rest renormalised."""
+        """The same over a trimmed head: ids become rows of it, what it lacks becomes row V_d with probability 0.
+
+        The law is not renormalised. The tail may lie inside the head or outside.
+        """
         if head_ids is None:
             return self
         rows = torch.full((vocabulary,), len(head_ids), dtype=torch.long)
@@ -92,10 +95,7 @@ class Signal:
         logp = self.top_logp.masked_fill(outside, -torch.inf)
         # Where every row of the head is among the top, none of the rest can lie in the head.
         tail = self.tail.masked_fill((~outside).sum(-1) == len(head_ids), 0.0)
-        mass = logp.exp().sum(-1) + tail
-        # Where nothing of p is known inside the head, the place teaches nothing.
-        mass = mass.where(mass > 0, 1.0)
-        return Signal(top_rows, logp - mass.log().unsqueeze(-1), tail / mass)
+        return Signal(top_rows, logp, tail)
 
 
 # Of a few rows, with top_k and taps: the signal, and the tapped hidden states [M, D·taps] of all their tokens.
@@ -142,7 +142,7 @@ def check_taps(taps: Sequence[int], config: Any) -> None:
 
 def write_cache(
     score: Score, rows: Sequence[Row], settings: CacheSettings, identity: dict[str, Any], vocabulary: int,
-    scorer: str = "here",
+    scorer: str = "here", rows_at_once: int = ROWS_AT_ONCE,
 ) -> Manifest:  # fmt: skip
     """Fill `settings.folder`; shards that an earlier, killed run finished are kept. A finished cache is read back.
 
@@ -168,8 +168,8 @@ def write_cache(
         for number, (first, end) in list(enumerate(plan))[len(done) :]:
             file = folder / f"shard-{number:05d}.safetensors"
             found = []
-            for at in range(first, end, ROWS_AT_ONCE):
-                found.append(score(rows[at : min(at + ROWS_AT_ONCE, end)], settings.top_k, settings.taps))
+            for at in range(first, end, rows_at_once):
+                found.append(score(rows[at : min(at + rows_at_once, end)], settings.top_k, settings.taps))
                 progress.advance(bar, len(found[-1][0]))
             signals, tapped = zip(*found, strict=True)
             signal = Signal.joined(signals)

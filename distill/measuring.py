@@ -8,53 +8,44 @@ import torch
 from torch import nn
 
 from configs.errors import UserError
-from decode.drafts.lm import LMDraft
+from decode.drafts.contract import Draft
 from decode.laws import Law
 from decode.verify import DEFAULT_VERIFIER
 from distill.batches import collate
 from distill.rows import Row
-from distill.teacher import Teacher, last_hidden
+from distill.teacher import Teacher
 from eval.replay import Replay, expected_rounds, replay_text
 
 
 def acceptance_hook(
-    draft: Any,
-    teacher: Teacher,
-    rows: list[Row],
-    law: Law,
-    num_draft_tokens: int,
-    eos_ids: tuple[int, ...],
+    draft: Draft[Any], teacher: Teacher, rows: list[Row], law: Law, num_draft_tokens: int, eos_ids: tuple[int, ...],
     accelerator: Any,
-) -> Callable[[], dict[str, float]]:
+) -> Callable[[], dict[str, float]]:  # fmt: skip
     """A function that gives alpha and tau of `draft` over `rows`; every process takes its share of them.
 
-    tau is for `num_draft_tokens` drafted per round, under the law that the rows were sampled with and the verifier
-    that decoding uses by default.
+    alpha is that of a round's first drafted token; alpha_2, ... of the later ones, for a draft whose law differs. tau
+    is for `num_draft_tokens` drafted per round, under the law that a row was sampled with and the verifier that
+    decoding uses by default.
     """
     if not any(_predicted_after_the_first(row) for row in rows):
         raise UserError("no held-out answer has two tokens, so acceptance cannot be measured; raise data.held_out_rows")
     share = rows[accelerator.process_index :: accelerator.num_processes]
+    numbers = range(num_draft_tokens if draft.taps else 1)
 
     def measure() -> dict[str, float]:
-        draft.eval()
-        texts = [
-            text
-            for row in share
-            for text in _replay_row(
-                draft, teacher, row, law.greedy() if row.greedy else law, eos_ids, accelerator.device
-            )
-        ]
-        sums = torch.tensor(
-            [
-                float(sum(sum(text.overlap) for text in texts)),
-                float(sum(len(text) for text in texts)),
-                float(sum(sum(expected_rounds(text, num_draft_tokens, DEFAULT_VERIFIER)) for text in texts)),
-            ],
-            dtype=torch.float64,
-            device=accelerator.device,
-        )
-        overlap, tokens, rounds = accelerator.reduce(sums, reduction="sum").tolist()
-        return {"alpha": overlap / tokens, "tau": tokens / rounds}
+        draft.model.eval()
+        texts: list[Replay] = []
+        for row in share:
+            its_law = law.greedy() if row.greedy else law
+            texts += _replay_row(draft, teacher, row, its_law, eos_ids, accelerator.device, num_draft_tokens)
+        rounds = sum(sum(expected_rounds(text, num_draft_tokens, DEFAULT_VERIFIER)) for text in texts)
+        # A text's first tokens are never drafted as a round's later ones.
+        overlaps = [[value for text in texts for value in text.number(j).overlap[j:]] for j in numbers]
+        sums = [(sum(map(len, texts)), rounds), *((sum(values), len(values)) for values in overlaps)]
+        whole = accelerator.reduce(torch.tensor(sums, dtype=torch.float64, device=accelerator.device), reduction="sum")
+        tau, *alphas = [top / max(1.0, bottom) for top, bottom in whole.tolist()]
+        later = {f"alpha_{number}": alpha for number, alpha in enumerate(alphas[1:], start=2)}
+        return {"alpha": alphas[0], **later, "tau": tau}
 
     return measure
 
@@ -66,18 +57,18 @@ def _predicted_after_the_first(row: Row) -> bool:
 
 @torch.no_grad()
 def _replay_row(
-    draft: Any, teacher: Teacher, row: Row, law: Law, eos_ids: tuple[int, ...], device: torch.device
+    draft: Draft[Any], teacher: Teacher, row: Row, law: Law, eos_ids: tuple[int, ...], device: torch.device, steps: int
 ) -> list[Replay]:
     """One replay for each answer of the chat: a round never reaches from one answer into the next."""
     batch = collate([[row]], device)
-    head, align = draft.get_output_embeddings(), LMDraft(draft, teacher.head_weight.shape[0]).align
-    p = law(nn.functional.linear(teacher.hidden(batch.ids, batch.predicts), teacher.head_weight))
-    q = law(align(head(last_hidden(draft, batch.ids)[batch.predicts])))
+    last, tapped = teacher.read(batch.ids, batch.predicts, taps=draft.taps)
+    p = law(nn.functional.linear(last, teacher.head_weight))
     places = batch.predicts[0].nonzero().flatten()
+    q = [law(logits[0]) for logits in draft.replayed(batch.ids, tapped[:, :-1], places, steps)]
     emitted = batch.ids[0, places + 1]
     ends = [*((places.diff() > 1).nonzero().flatten() + 1).tolist(), len(places)]
     starts = [0, *ends[:-1]]
     return [
-        replay_text(p[a:b], q[a:b], emitted[a:b], ended=int(emitted[b - 1]) in eos_ids)
+        replay_text(p[a:b], [law[a:b] for law in q], emitted[a:b], ended=int(emitted[b - 1]) in eos_ids)
         for a, b in zip(starts, ends, strict=True)
     ]

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 
 from configs.settings import StrictSettings
-from decode.drafts.lm import LMDraft
+from decode.drafts.contract import Draft
 from decode.draws import SeededDraws
 from decode.generation import Settings, generate_ids
 from decode.laws import Law
@@ -31,7 +31,7 @@ class OnPolicy:
     """
 
     def __init__(
-        self, settings: OnPolicySettings, draft: Any, target: Any, law: Law, eos_ids: tuple[int, ...], seed: int
+        self, settings: OnPolicySettings, draft: Draft[Any], target: Any, law: Law, eos_ids: tuple[int, ...], seed: int
     ) -> None:
         self._settings, self._draft, self._target = settings, draft, target
         self._law, self._eos_ids, self._seed = law, eos_ids, seed
@@ -44,27 +44,25 @@ class OnPolicy:
         prompt = row.ids[: row.is_answer.index(True)]
         if not prompt:
             return row  # plain text has no prompt to answer
-        self._draft.eval()
+        self._draft.model.eval()
         answer, weights = (self._by_draft if self._settings.by == "draft" else self._by_pair)(prompt, seed % 2**31)
         marks = [False] * len(prompt) + [True] * len(answer)
         return Row(prompt + answer, marks, row.number, [1.0] * len(prompt) + weights)
 
     @torch.no_grad()
     def _by_draft(self, prompt: list[int], seed: int) -> tuple[list[int], list[float]]:
-        draft = LMDraft(self._draft, self._target.config.vocab_size)
-        device = next(self._draft.parameters()).device
-        state = draft.start(torch.tensor([prompt], device=device))
-        count = min(self._settings.max_new_tokens, draft.context_tokens - len(prompt))
-        drafted = draft.propose(state, count, self._law, SeededDraws(seed, device)).tokens[0].tolist()
+        device = self._target.device
+        state = self._draft.start(torch.tensor([prompt], device=device), None)
+        count = min(self._settings.max_new_tokens, self._draft.context_tokens - len(prompt))
+        drafted = self._draft.propose(state, count, self._law, SeededDraws(seed, device)).tokens[0].tolist()
         end = next((i + 1 for i, token in enumerate(drafted) if token in self._eos_ids), len(drafted))
         return drafted[:end], [1.0] * end
 
     def _by_pair(self, prompt: list[int], seed: int) -> tuple[list[int], list[float]]:
-        draft = LMDraft(self._draft, self._target.config.vocab_size)
         settings = Settings(
             self._law, self._settings.max_new_tokens, self._settings.num_draft_tokens, Stops(self._eos_ids), seed
         )
-        answer = generate_ids(self._target, draft, prompt, settings)
+        answer = generate_ids(self._target, self._draft, prompt, settings)
         weights = [1.0]  # the first token is prefill's
         for done in answer.rounds:
             rejected = done.accepted < done.reached

@@ -1,5 +1,6 @@
 """Chat data becomes token rows with the supervised positions marked."""
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,7 +44,8 @@ class Reading:
     """How records become rows: longest row, which answers count, the template's arguments, whether text rows count.
 
     `drop` names answers of the target (rows with `answer_ids`) that are left out and counted: cut_off ended at the
-    token limit, empty have no text, repeated have most of their tokens in 8-grams that came before.
+    token limit, empty have no text, repeated have most of their tokens in 8-grams that came before. `drop_long` leaves
+    out rows that are longer than `max_tokens` instead of cutting them; both are counted.
     """
 
     max_tokens: int
@@ -51,6 +53,7 @@ class Reading:
     template_arguments: Mapping[str, Any] | None = None
     text: bool = False
     drop: Collection[str] = ()
+    drop_long: bool = False
 
 
 def read_rows(path: Path, tokenizer: Any, reading: Reading, bad: BadRows | None = None) -> list[Row]:
@@ -64,11 +67,14 @@ def read_rows(path: Path, tokenizer: Any, reading: Reading, bad: BadRows | None 
     rows: list[Row] = []
     for where, record in read_records(path, bad):
         try:
-            fault = answer_fault(record) if reading.drop else None
-            if fault in reading.drop:
-                bad.notes[f"{fault} answer dropped"] += 1
+            row = read_row(record, tokenizer, reading, bad)
+            faults = [fault for fault in answer_faults(record) if fault in reading.drop]
+            if faults:
+                bad.notes[f"{faults[0]} answer dropped"] += 1
+            elif row is None:
+                bad.notes[f"row dropped: longer than {reading.max_tokens} tokens"] += 1
             else:
-                rows.append(replace(read_row(record, tokenizer, reading, bad), number=len(rows)))
+                rows.append(replace(row, number=len(rows)))
         except UserError as error:
             bad.refuse(where, str(error))
     if not rows:
@@ -76,37 +82,57 @@ def read_rows(path: Path, tokenizer: Any, reading: Reading, bad: BadRows | None 
     return rows
 
 
-def read_row(record: Mapping[str, Any], tokenizer: Any, reading: Reading, bad: BadRows) -> Row:
-    """One record as a row. Raises UserError without the place, which the caller adds."""
+def read_row(record: Mapping[str, Any], tokenizer: Any, reading: Reading, bad: BadRows) -> Row | None:
+    """One record as a row; None when it is longer than asked for and dropped for that.
+
+    Raises UserError without the place, which the caller adds.
+    """
     is_text = reading.text and isinstance(record.get("text"), str)
     rendered = _text_row(record, tokenizer) if is_text else _chat_row(record, tokenizer, reading, bad)
     row = Row(
         rendered.ids[: reading.max_tokens], rendered.is_answer[: reading.max_tokens],
         greedy=record.get("greedy") is True,
     )  # fmt: skip
+    if len(rendered.ids) > reading.max_tokens:
+        if reading.drop_long:
+            return None
+        bad.notes[f"row cut at {reading.max_tokens} tokens"] += 1
     if not row.supervised:
         raise UserError(f"no answer token is left within {reading.max_tokens} tokens; raise data.max_tokens")
     return row
 
 
-def answer_fault(record: Mapping[str, Any]) -> str | None:
-    """What is wrong with an answer that the target wrote: empty, repeated or cut_off (in this order), else None."""
+def answer_faults(record: Mapping[str, Any]) -> list[str]:
+    """All that is wrong with an answer that the target wrote: empty, repeated, cut_off. For a record that reads."""
     ids = record.get("answer_ids")
     if not isinstance(ids, list):
-        return None
-    if not ids or not str(to_messages(record)[-1]["content"]).strip():
-        return "empty"
-    if repeated_tokens(ids) > REPEATED_SHARE * len(ids):
-        return "repeated"
-    return "cut_off" if record.get("finished") is False else None
+        return []
+    found = {
+        "empty": not ids or not str(to_messages(record)[-1]["content"]).strip(),
+        "repeated": repeated_tokens(ids) > REPEATED_SHARE * len(ids),
+        "cut_off": record.get("finished") is False,
+    }
+    return [fault for fault, is_so in found.items() if is_so]
 
 
 def split_held_out(rows: list[Row], count: int, seed: int) -> tuple[list[Row], list[Row]]:
-    """(training rows, `count` held-out rows), a random split that only the seed decides."""
-    if count >= len(rows):
-        raise UserError(f"data.held_out_rows is {count} but there are {len(rows)} rows; leave some to train on")
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
-    held_out = set(order[:count])
+    """(training rows, `count` or a few more held-out rows), a random split that only the seed decides.
+
+    Rows with the same prompt, up to the first answer, are on the same side.
+    """
+    by_prompt: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        by_prompt[tuple(row.ids[: row.is_answer.index(True) or None])].append(number)  # plain text has no prompt
+    prompts = list(by_prompt.values())
+    held_out: set[int] = set()
+    for i in torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed)).tolist():
+        if len(held_out) < count:
+            held_out.update(prompts[i])
+    if len(held_out) == len(rows):
+        raise UserError(
+            f"data.held_out_rows is {count} but there are {len(rows)} rows to {len(prompts)} prompts; "
+            "leave some prompts to train on"
+        )
     return [row for i, row in enumerate(rows) if i not in held_out], [rows[i] for i in sorted(held_out)]
 
 

@@ -1,77 +1,90 @@
-"""The module that trains: draft, head and objective in one forward, which is what accelerate prepares."""
+"""The module that trains: draft, head and objective in one forward, which is what accelerate prepares.
 
-from collections.abc import Callable
+Shapes: N supervised places, K unrolled steps, D hidden, V the target's vocabulary, V_d rows of the draft's head.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from distill.objectives import top_forward_kl
-from distill.teacher import last_hidden
+from distill.objectives import Columns, ObjectiveSettings, cached_columns, objective, online_columns
+from distill.students import Student
 
-Objective = Callable[[Tensor, Tensor], Tensor]
-ChunkLoss = Callable[[slice, Tensor], Tensor]  # (which tokens, their q_logits [n, V]) -> [n]
+Compare = Callable[[slice, Tensor], Columns]  # (which places, their q_logits [K, n, V_d])
+ChunkLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor]]  # the same -> losses and α, [K, n] each
 
 
 class DistillStep(nn.Module):
-    """Summed objective over the supervised positions of a micro-batch.
+    """Summed objective over the supervised places of a micro-batch.
 
-    Logits [N, V] exist only for `chunk_tokens` positions at a time, for either model.
+    Logits [N, V] exist only for `chunk_tokens` places at a time, for either model. `head_ids` [V_d] are the target's
+    ids of the head's rows where it is trimmed.
     """
 
-    def __init__(self, draft: nn.Module, objective: Objective, chunk_tokens: int = 128) -> None:
+    def __init__(
+        self, student: Student, settings: ObjectiveSettings | None = None, chunk_tokens: int = 128,
+        head_ids: Tensor | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.draft = draft
-        self.objective = objective
+        self.student = student
+        self.settings = settings or ObjectiveSettings()
         self.chunk_tokens = chunk_tokens
+        self.head_ids = head_ids
+        self.mean_alpha = [0.0] * student.steps
+
+    def learn(self, mean_alpha: Sequence[float]) -> None:
+        """Take note of the last optimiser step's mean α, by unrolled step."""
+        self.mean_alpha = list(mean_alpha)
 
     def forward(
-        self, ids: Tensor, predicts: Tensor, teacher_hidden: Tensor | None = None, teacher_head: Tensor | None = None,
-        positions: Tensor | None = None, top_ids: Tensor | None = None, top_logp: Tensor | None = None,
-        tail: Tensor | None = None, weights: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """The summed objective: online against teacher_hidden @ teacher_head.T, else against cached probabilities.
+        self, signal: dict[str, Tensor], weights: Tensor | None = None, **inputs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The summed objective, weighted by step, and for each unrolled step [K, 2] Σα and the number of places.
 
-        Args: ids, predicts, positions [B, T] (distill.batches.Batch); at the supervised positions teacher_hidden
-        [N, D] with teacher_head [V, D], or top_ids, top_logp [N, k] and tail [N] (distill.logit_cache.Signal);
-        weights [N] of the tokens, or None.
+        Args: `inputs` of the student; `signal` at the supervised places is the teacher's hidden [N, E] and head [V, E]
+        (online), or top_ids, top_logp [N, k] and tail [N] of distill.logit_cache.Signal; weights [N], or None.
         """
-        hidden = last_hidden(self.draft, ids, positions)[predicts]
-        head: Any = self.draft.get_output_embeddings()  # type: ignore[operator]
-        if teacher_hidden is not None and teacher_head is not None:
-            loss = online_loss(self.objective, teacher_hidden, teacher_head)
-        elif top_ids is not None and top_logp is not None and tail is not None:
-            loss = cached_loss(top_ids, top_logp, tail)
-        else:
-            raise ValueError("no teacher signal: give teacher_hidden and teacher_head, or top_ids, top_logp and tail")
-        if weights is not None:
-            loss = weighted(loss, weights)
-        return chunked_sum(loss, hidden, head.weight, self.chunk_tokens)
+        hidden, there = self.student(**inputs)
+        compare = _compare_online(signal, self.head_ids) if "head" in signal else _compare_cached(signal)
+        decay = torch.tensor([[self.settings.step_decay**k] for k in range(len(hidden))], device=hidden.device)
+        weight = there * decay if weights is None else there * decay * weights
+        mean_alpha = torch.tensor(self.mean_alpha, device=hidden.device).unsqueeze(-1)
+        loss_of = objective(self.settings)
+
+        def loss(places: slice, q_logits: Tensor) -> tuple[Tensor, Tensor]:
+            columns = compare(places, q_logits)
+            return loss_of(columns, mean_alpha) * weight[:, places], columns.alpha() * there[:, places]
+
+        head: Any = self.student.model.get_output_embeddings()
+        total, alpha = chunked_sum(loss, hidden, head.weight, self.chunk_tokens)
+        return total, torch.stack([alpha, there.sum(-1)], dim=-1)
 
 
-def weighted(loss: ChunkLoss, weights: Tensor) -> ChunkLoss:
-    """Each token's loss times its weight [N]."""
-    return lambda chunk, q_logits: loss(chunk, q_logits) * weights[chunk]
+def _compare_online(signal: dict[str, Tensor], head_ids: Tensor | None) -> Compare:
+    """Against the teacher's logits, made chunk by chunk."""
+    hidden, head = signal["hidden"], signal["head"]
 
-
-def online_loss(objective: Objective, teacher_hidden: Tensor, teacher_head: Tensor) -> ChunkLoss:
-    """The objective against the teacher's logits, made chunk by chunk. teacher_hidden [N, E]; teacher_head [V, E]."""
-
-    def loss(chunk: slice, q_logits: Tensor) -> Tensor:
+    def compare(places: slice, q_logits: Tensor) -> Columns:
         with torch.no_grad():
-            p_logits = teacher_hidden[chunk].to(teacher_head.dtype) @ teacher_head.T
-        return objective(p_logits, q_logits)
+            p_logits = hidden[places].to(head.dtype) @ head.T
+        return online_columns(p_logits, q_logits, head_ids)
 
-    return loss
-
-
-def cached_loss(top_ids: Tensor, top_logp: Tensor, tail: Tensor) -> ChunkLoss:
-    """`top_forward_kl` against cached probabilities. top_ids, top_logp [N, k]; tail [N]."""
-    return lambda chunk, q_logits: top_forward_kl(top_ids[chunk], top_logp[chunk], tail[chunk], q_logits)
+    return compare
 
 
-def chunked_sum(loss: ChunkLoss, hidden: Tensor, head: Tensor, chunk_tokens: int) -> Tensor:
-    """Equals `loss(slice(None), hidden @ head.T).sum()`, with the same gradients. hidden [N, D], head [V, D]."""
+def _compare_cached(signal: dict[str, Tensor]) -> Compare:
+    return lambda places, q_logits: cached_columns(
+        signal["top_ids"][places], signal["top_logp"][places], signal["tail"][places], q_logits
+    )
+
+
+def chunked_sum(loss: ChunkLoss, hidden: Tensor, head: Tensor, chunk_tokens: int) -> tuple[Tensor, Tensor]:
+    """The sum of `loss(slice(None), hidden @ head.T)[0]` with its gradients, and Σα of each step [K], without.
+
+    hidden [K, N, D], head [V_d, D].
+    """
     apply: Any = _ChunkedSum.apply
     return apply(loss, hidden, head, chunk_tokens)
 
@@ -80,24 +93,28 @@ class _ChunkedSum(torch.autograd.Function):
     """Takes each chunk's gradient while its logits exist, so that nothing is kept and nothing is made twice."""
 
     @staticmethod
-    def forward(ctx: Any, loss: ChunkLoss, hidden: Tensor, head: Tensor, chunk_tokens: int) -> Tensor:
+    def forward(ctx: Any, loss: ChunkLoss, hidden: Tensor, head: Tensor, chunk_tokens: int) -> tuple[Tensor, Tensor]:
         total = hidden.new_zeros((), dtype=torch.float32)
+        alpha = hidden.new_zeros(len(hidden), dtype=torch.float32)
         hidden_grad, head_grad = torch.empty_like(hidden), torch.zeros_like(head)
         with torch.autocast(hidden.device.type, enabled=False):
-            for start in range(0, hidden.shape[0], chunk_tokens):
+            for start in range(0, hidden.shape[1], chunk_tokens):
                 chunk = slice(start, start + chunk_tokens)
-                inputs = hidden[chunk].to(head.dtype)  # under autocast the body gives half precision
+                inputs = hidden[:, chunk].to(head.dtype)  # under autocast the body gives half precision
                 q_logits = (inputs @ head.T).requires_grad_()
                 with torch.enable_grad():
-                    chunk_loss = loss(chunk, q_logits).sum()
+                    losses, alphas = loss(chunk, q_logits)
+                    chunk_loss = losses.sum()
                 (q_grad,) = torch.autograd.grad(chunk_loss, q_logits)
-                hidden_grad[chunk] = (q_grad @ head).to(hidden.dtype)
-                head_grad.addmm_(q_grad.T, inputs)
+                hidden_grad[:, chunk] = (q_grad @ head).to(hidden.dtype)
+                head_grad.addmm_(q_grad.flatten(0, 1).T, inputs.flatten(0, 1))
                 total += chunk_loss.detach()
+                alpha += alphas.detach().sum(-1)
         ctx.save_for_backward(hidden_grad, head_grad)
-        return total
+        ctx.mark_non_differentiable(alpha)
+        return total, alpha
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad, head_grad = ctx.saved_tensors
         return None, grad * hidden_grad, grad * head_grad, None

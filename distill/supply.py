@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import ceil
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from configs.errors import UserError
 from distill.batches import Schedule, collate
@@ -22,7 +21,8 @@ from train.loop import TrainSettings
 class Supply:
     """Implements train.loop.Batches for distillation, the teacher online or cached. A sequence has one or more rows.
 
-    `head_ids` are the ids of the draft's head where it is trimmed: then p is over them alone, renormalised.
+    `head_ids` are the target's ids of the draft's head where it is trimmed; `taps` are the target's hidden states that
+    the draft reads, with the tokens' embeddings.
     """
 
     sequences: Sequence[Sequence[Row]]
@@ -31,16 +31,12 @@ class Supply:
     micro_rows: int
     accelerator: Any
     head_ids: Tensor | None = None
+    taps: tuple[int, ...] = ()
     cache: LogitCache | None = None
     on_policy: OnPolicy | None = None
     _rolled_out: dict[int, list[Sequence[Row]]] = field(default_factory=dict)
 
-    @cached_property
-    def teacher_head(self) -> Tensor:
-        whole = self.teacher.head_weight
-        return whole if self.head_ids is None else whole[self.head_ids.to(whole.device)]
-
-    def micro_batches(self, step: int) -> list[dict[str, Tensor]]:
+    def micro_batches(self, step: int) -> list[dict[str, Any]]:
         share = self._share(step)
         return [self._inputs(share[i : i + self.micro_rows]) for i in range(0, len(share), self.micro_rows)]
 
@@ -61,20 +57,33 @@ class Supply:
             self._rolled_out[step] = share
         return self._rolled_out[step]
 
-    def _inputs(self, sequences: Sequence[Sequence[Row]]) -> dict[str, Tensor]:
+    def _inputs(self, sequences: Sequence[Sequence[Row]]) -> dict[str, Any]:
         batch = collate(sequences, self.accelerator.device)
-        inputs = {"ids": batch.ids, "predicts": batch.predicts}
+        inputs: dict[str, Any] = {"ids": batch.ids, "predicts": batch.predicts}
         if batch.positions is not None:
             inputs["positions"] = batch.positions
         if batch.weights is not None:
             inputs["weights"] = batch.weights
         if self.cache is None:
-            hidden = self.teacher.hidden(batch.ids, batch.predicts, batch.positions)
-            return inputs | {"teacher_hidden": hidden, "teacher_head": self.teacher_head}
-        signals = [self.cache.signal(row) for rows in sequences for row in rows]
-        vocabulary = self.teacher.head_weight.shape[0]
-        whole = Signal.joined(signals).within(None if self.head_ids is None else self.head_ids.cpu(), vocabulary)
-        return inputs | {name: value.to(batch.ids.device) for name, value in vars(whole).items()}
+            hidden, tapped = self.teacher.read(batch.ids, batch.predicts, batch.positions, self.taps)
+            inputs["signal"] = {"hidden": hidden, "head": self.teacher.head_weight}
+        else:
+            signals = [self.cache.signal(row) for rows in sequences for row in rows]
+            vocabulary = self.teacher.head_weight.shape[0]
+            whole = Signal.joined(signals).within(None if self.head_ids is None else self.head_ids.cpu(), vocabulary)
+            inputs["signal"] = {name: value.to(batch.ids.device) for name, value in vars(whole).items()}
+            tapped = self._cached_taps(self.cache, sequences).to(batch.ids.device)
+        if self.taps:
+            inputs |= {"tapped": tapped, "embedded": self.teacher.embedded(batch.ids)}
+        return inputs
+
+    def _cached_taps(self, cache: LogitCache, sequences: Sequence[Sequence[Row]]) -> Tensor:
+        """The hidden states of every token [B, T, E·taps], zero in the padding."""
+        if not self.taps:
+            return torch.empty(0)
+        return nn.utils.rnn.pad_sequence(
+            [torch.cat([cache.tapped(row) for row in rows]) for rows in sequences], batch_first=True
+        )
 
 
 def micro_batches_per_step(settings: TrainSettings, processes: int | None = None) -> int:

@@ -31,6 +31,12 @@ class Teacher:
         tapped = [output.hidden_states[tap] for tap in taps] or [output.last_hidden_state[..., :0]]
         return output.last_hidden_state[predicts], torch.cat(tapped, dim=-1)
 
+    @torch.no_grad()
+    def embedded(self, ids: Tensor) -> Tensor:
+        """The input embeddings of ids [B, T] -> [B, T, D]."""
+        embedded: Tensor = self._model.get_input_embeddings()(ids)
+        return embedded
+
     @property
     def head_weight(self) -> Tensor:
         """The output head [V, D]: logits = hidden @ head_weight.T."""

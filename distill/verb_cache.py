@@ -27,7 +27,7 @@ def cache(
     from distill.answers import with_template
     from distill.engine import Engine
     from distill.job import JobSettings, cache_identity, read_data
-    from distill.logit_cache import Score, check_taps, scored_by, whole_bytes, write_cache
+    from distill.logit_cache import ROWS_AT_ONCE, Score, check_taps, scored_by, whole_bytes, write_cache
     from distill.teacher import Teacher, check_plain_head
 
     if endpoint and device != "auto":
@@ -40,10 +40,11 @@ def cache(
     score: Score
     if endpoint:
         target = with_template(describe_model(settings.target), settings.data)
-        rows, score = read_data(settings, target), Engine(endpoint, served_model or settings.target).score
+        engine = Engine(endpoint, served_model or settings.target)
+        rows, score, at_once = read_data(settings, target), engine.score, engine.rows_at_once
     else:
         target = with_template(load_model(settings.target, settings.teacher_dtype, device), settings.data)
-        rows, score = read_data(settings, target), scored_by(Teacher(target.model))
+        rows, score, at_once = read_data(settings, target), scored_by(Teacher(target.model)), ROWS_AT_ONCE
         check_plain_head(target.model, torch.tensor([rows[0].ids], device=target.model.device), target.name)
     check_taps(settings.cache.taps, target.model.config)
     vocabulary = int(target.model.config.vocab_size)
@@ -52,7 +53,6 @@ def cache(
     typer.echo(f"{whole / sum(row.supervised for row in rows):.0f} bytes per supervised token, {gib:.3f} GiB in all")
     if gib > settings.cache.ask_above_gib and not yes:
         raise UserError(f"that is above cache.ask_above_gib {settings.cache.ask_above_gib:g}; repeat with --yes")
-    manifest = write_cache(
-        score, rows, settings.cache, cache_identity(settings, target), vocabulary, "engine" if endpoint else "here"
-    )
+    identity, scorer = cache_identity(settings, target), "engine" if endpoint else "here"
+    manifest = write_cache(score, rows, settings.cache, identity, vocabulary, scorer, at_once)
     typer.echo(f"{settings.cache.folder}: {manifest.tokens} tokens in {len(manifest.shards)} shards")

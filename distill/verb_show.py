@@ -27,8 +27,11 @@ def show(
     ids: Annotated[bool, typer.Option("--ids", help="Print token ids, and those of the prompt as served.")] = False,
     on_bad_row: OnBadRow = "error",
 ) -> None:
-    """Print rows with the supervised text marked, and the share of supervised tokens of the whole file."""
+    """Print rows with the supervised text marked; of the whole file, totals per role and the share supervised."""
+    from collections import Counter
+
     from rich.console import Console
+    from rich.table import Table
 
     from configs.bad_rows import BadRows
     from configs.reader import read_pairs
@@ -41,14 +44,19 @@ def show(
     bad = BadRows(on_bad_row)
     every = read_rows(file, tokenizer, reading, bad)
     console = Console(highlight=False, soft_wrap=True, emoji=False)
-    shown = 0
+    shown, turns, tokens_of = 0, Counter[str](), Counter[str]()
     for where, record in read_records(file, BadRows("skip")):
-        if shown == rows:
-            break
         try:
             row = read_row(record, tokenizer, reading, BadRows())
         except ValueError:
-            continue  # told below
+            row = None  # told below
+        if row is None:
+            continue
+        for role, content in _said(record, reading):
+            turns[role] += 1
+            tokens_of[role] += len(tokenizer(content, add_special_tokens=False).input_ids)
+        if shown == rows:
+            continue
         shown += 1
         console.print(f"── {where} · {row.supervised} of {len(row.ids)} tokens supervised", style="bold", markup=False)
         _print_row(console, row, tokenizer)
@@ -56,12 +64,25 @@ def show(
             _print_ids(console, row, record, tokenizer, reading)
     for line in bad.lines():
         console.print(line, markup=False)
+    table = Table("role", "turns", "tokens of their contents")
+    for role in turns:
+        table.add_row(role, str(turns[role]), str(tokens_of[role]))
+    console.print(table)
     supervised, tokens = sum(row.supervised for row in every), sum(len(row.ids) for row in every)
     console.print(
         f"{len(every)} rows · {supervised} of {tokens} tokens supervised ({supervised / tokens:.0%}), "
         f"{'the last answer of each chat' if mask == 'last' else 'every answer'}",
         style="bold",
     )
+
+
+def _said(record: dict[str, Any], reading: "Reading") -> list[tuple[str, str]]:
+    """Who says what in a row."""
+    from decode.conversations import to_messages
+
+    if reading.text and isinstance(record.get("text"), str):
+        return [("text", record["text"])]
+    return [(message["role"], message["content"]) for message in to_messages(record)]
 
 
 def _print_row(console: Any, row: "Row", tokenizer: Any) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from decode.compiled import uncompiled
-from decode.drafts.lm import LMDraft
+from decode.drafts.contract import Draft
 from decode.generation import Settings, generate_ids
 from decode.laws import Law
 from decode.models import Loaded
@@ -62,7 +62,7 @@ class Divergence(BaseModel):
 
 def certify(
     target: Loaded,
-    draft: LMDraft,
+    draft: Draft[Any],
     runs: Sequence[PromptRun],
     settings: Settings,
     gamma: int,
@@ -71,7 +71,7 @@ def certify(
 ) -> Certificate:
     """Check `fp32_prompts` of the runs again in float32 at γ = `gamma`, and all in the dtype they ran in."""
     exact_target = copy.deepcopy(uncompiled(target.model)).float()
-    exact_draft = draft.with_model(copy.deepcopy(uncompiled(draft.model)).float())
+    exact_draft = draft.in_float32()
     greedy = Law(0.0, processors=settings.law.processors, vocabulary=settings.law.vocabulary)
     # γ is fixed here: a policy that gives up on a draft would leave nothing to check.
     again = replace(

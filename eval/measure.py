@@ -16,8 +16,11 @@ from configs.files import sha256, without_local_paths, write_json, write_text
 from configs.provenance import provenance
 from configs.reader import differing_keys
 from decode.chat import render_prompt
-from decode.drafts.lm import LMDraft
+from decode.compiled import uncompiled
+from decode.drafts.contract import Draft
+from decode.drafts.kinds import draft_revision, load_draft
 from decode.generation import Settings
+from decode.kv import Reader
 from decode.length import Costs
 from decode.models import Loaded, load_model
 from eval.certificate import certify, divergences
@@ -47,15 +50,14 @@ def measure(options: EvalOptions, out: Path) -> Report:
     prompts = stratified(read_prompts(path), options.max_prompts)
     target = load_model(options.target, options.dtype, options.device)
     target = replace(target, template_arguments=options.template_argument)
-    drafted = load_model(options.draft, options.dtype, options.device)
-    draft = LMDraft.of_pair(target, drafted)
+    draft = load_draft(target, options.draft, options.dtype, options.device)
     decoding = options.settings(target, costs)
     described = options.model_dump(mode="json", exclude={"threads"}) | {
         "verifier": decoding.chosen_verifier,
         "latency_profile_sha256": sha256(options.latency_profile) if options.latency_profile else None,
         "suite_sha256": sha256(path),
         "target_revision": target.revision,
-        "draft_revision": drafted.revision,
+        "draft_revision": draft_revision(options.draft),
         "run_dtype": str(target.model.dtype).removeprefix("torch."),
     }
     finished = _read_back(out / "report.json", described, options.threads)
@@ -73,7 +75,7 @@ def measure(options: EvalOptions, out: Path) -> Report:
     if options.compile:
         texts_up_to = max(map(len, prompt_ids)), longest
         target = replace(target, model=options.compiled(target.model, *texts_up_to))
-        draft = draft.with_model(options.compiled(draft.model, *texts_up_to))
+        draft = draft.compiled(lambda model: options.compiled(model, *texts_up_to))
     latency = profile(target.model, draft, warm_up, decoding, gamma, longest)
     if options.num_draft_tokens == "auto" and costs is None:
         decoding = options.settings(target, Costs(latency.c, latency.o, latency.verify_by_width))
@@ -84,7 +86,7 @@ def measure(options: EvalOptions, out: Path) -> Report:
     ]
     if not any(run.trace.rounds for run in runs):
         raise UserError("every answer ended with its first token, so there is nothing to measure; use other prompts")
-    texts = [_replay(target, draft, run, decoding) for run in track(runs, "replaying")]
+    texts = [_replay(target, draft, run, decoding, longest) for run in track(runs, "replaying")]
     certificate = certify(target, draft, runs, decoding, gamma, options.fp32_prompts, options.fp32_tokens)
     report = assemble(
         runs, texts, latency, predict(texts, latency, decoding.chosen_verifier), certificate,
@@ -97,15 +99,18 @@ def measure(options: EvalOptions, out: Path) -> Report:
 
 
 @torch.no_grad()
-def _replay(target: Loaded, draft: LMDraft, run: PromptRun, settings: Settings) -> Replay:
-    """Teacher-forced laws of both models on the plain answer."""
+def _replay(target: Loaded, draft: Draft[Any], run: PromptRun, settings: Settings, longest: int) -> Replay:
+    """Teacher-forced laws of both models on the plain answer, for rounds of up to `longest` drafted tokens."""
     emitted = run.plain.token_ids
-    ids = torch.tensor([run.prompt_ids + emitted[:-1]], device=target.model.device)
+    text = torch.tensor([run.prompt_ids + emitted], device=target.model.device)
+    read = text[:, :-1]
     law = settings.target_law(len(run.prompt_ids), target.model.device)
-    p = law(target.model(input_ids=ids, logits_to_keep=len(emitted)).logits, ids)[0]
-    drafted = draft.align(draft.model(input_ids=ids, logits_to_keep=len(emitted)).logits)
-    q = settings.draft_law(law)(drafted, ids)[0]
-    return replay_text(p, q, torch.tensor(emitted, device=p.device), ended=emitted[-1] in target.eos_ids)
+    places = torch.arange(len(run.prompt_ids) - 1, read.shape[1], device=read.device)
+    reader = Reader(uncompiled(target.model), taps=draft.taps)
+    p = law(reader.read(read, keep=len(emitted)), read)[0]
+    drafted = draft.replayed(text, reader.tapped, places, longest)
+    q = (settings.draft_law(law)(logits, read)[0] for logits in drafted)
+    return replay_text(p, q, text[0, places + 1], ended=emitted[-1] in target.eos_ids)
 
 
 def _checked_ids(target: Loaded, prompt: Prompt) -> list[int]:

@@ -4,7 +4,7 @@ Given the text that was emitted, the chance that a round kept at least i drafted
 verifier, and with it the law of where the rounds of that text begin.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,33 +15,50 @@ LARGEST_RATIO = 1e12
 
 
 @dataclass(frozen=True)
-class Replay:
-    """One text. For each emitted token after the first: s = q(x)/p(x), q(x), and α at its place.
-
-    `ended` says that the text ended with an end token, not at a limit: then rounds drafted beyond its end.
-    """
+class Drafted:
+    """For each emitted token after the first, were it drafted: s = q(x)/p(x), q(x), and α at its place."""
 
     ratio: list[float]
     q: list[float]
     overlap: list[float]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One text. Item j of `drafted` is for tokens drafted as number j + 1 of a round, the last for all later ones.
+
+    `ended` says that the text ended with an end token, not at a limit: then rounds drafted beyond its end.
+    """
+
+    drafted: list[Drafted]
     ended: bool = False
 
     def __len__(self) -> int:
-        return len(self.ratio)
+        return len(self.drafted[0].ratio)
+
+    def number(self, j: int) -> Drafted:
+        """Of tokens drafted as number j + 1."""
+        return self.drafted[min(j, len(self.drafted) - 1)]
 
 
-def replay_text(p: Tensor, q: Tensor, tokens: Tensor, ended: bool = False) -> Replay:
-    """p, q [N, V] are the laws at the places of the emitted `tokens` [N]; the first token is prefill's."""
+def replay_text(p: Tensor, q: Iterable[Tensor], tokens: Tensor, ended: bool = False) -> Replay:
+    """p [N, V] and each of q are the laws at the places of the emitted `tokens` [N]; the first token is prefill's.
+
+    Item j of q is the law of a token that is drafted as number j + 1 of a round.
+    """
     p_emitted = p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    q_emitted = q.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    # A near-tie can make p 0 at a token that was emitted at T = 0: then the draft decides (q > 0, or not).
-    ratio = (q_emitted / p_emitted).nan_to_num(nan=0.0, posinf=LARGEST_RATIO).clamp(max=LARGEST_RATIO)
-    return Replay(ratio[1:].tolist(), q_emitted[1:].tolist(), overlap(p, q)[1:].tolist(), ended)
+    drafted = []
+    for law in q:
+        q_emitted = law.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        # A near-tie can make p 0 at a token that was emitted at T = 0: then the draft decides (q > 0, or not).
+        ratio = (q_emitted / p_emitted).nan_to_num(nan=0.0, posinf=LARGEST_RATIO).clamp(max=LARGEST_RATIO)
+        drafted.append(Drafted(ratio[1:].tolist(), q_emitted[1:].tolist(), overlap(p, law)[1:].tolist()))
+    return Replay(drafted, ended)
 
 
-def alpha(texts: Sequence[Replay]) -> float:
-    """α: mean Σ_v min(p, q) over the positions of the texts."""
-    values = [value for text in texts for value in text.overlap]
+def alpha(texts: Sequence[Replay], number: int = 0) -> float:
+    """α: mean Σ_v min(p, q) over the positions of the texts, for tokens drafted as number `number` + 1 of a round."""
+    values = [value for text in texts for value in text.number(number).overlap[number:]]
     return sum(values) / len(values) if values else 0.0
 
 
@@ -52,14 +69,15 @@ def kept_chances(text: Replay, start: int, num_draft_tokens: int, verifier: str)
     on its own. The list ends with the text.
     """
     chances, product = [1.0], 1.0
-    for at in range(start, min(start + num_draft_tokens, len(text))):
+    for j, at in enumerate(range(start, min(start + num_draft_tokens, len(text)))):
+        drafted = text.number(j)
         if verifier == "token":
-            chances.append(chances[-1] * min(1.0, text.ratio[at]))
+            chances.append(chances[-1] * min(1.0, drafted.ratio[at]))
         elif verifier == "block":
-            product *= text.ratio[at]
+            product *= drafted.ratio[at]
             chances.append(min(chances[-1], product))
         else:
-            chances.append(chances[-1] * text.q[at])
+            chances.append(chances[-1] * drafted.q[at])
     return chances
 
 

@@ -83,6 +83,9 @@ def _prompt(row: dict[str, Any], where: str) -> Prompt:
         messages = messages[:-1]
     if not messages or messages[-1]["role"] not in ("user", "tool"):
         raise UserError("expected a user turn to answer")
+    tools = row.get("tools") or []
+    if not isinstance(tools, list):
+        raise UserError(f"tools: expected a list, got {type(tools).__name__}")
     text = "\n".join(f"{turn['role']}: {turn['content']}" for turn in messages)
     identity = str(row["id"]) if row.get("id") is not None else hashlib.sha256(text.encode()).hexdigest()[:12]
-    return Prompt(identity, str(row.get("category", "all")), tuple(messages), where, tuple(row.get("tools") or ()))
+    return Prompt(identity, str(row.get("category", "all")), tuple(messages), where, tuple(tools))

@@ -13,7 +13,7 @@ from decode.laws import Law
 from decode.models import load_model
 from distill.answers import DataSettings, fill_file, sample, write_answers
 from distill.claims import check_answers
-from distill.rows import Reading, answer_fault, read_rows
+from distill.rows import Reading, answer_faults, read_rows
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_without_prompts_the_target_writes_the_user_turns(target, tmp_path):
 def test_a_prompt_that_leaves_no_room_is_refused_with_its_line(target, tmp_path):
     path = tmp_path / "long.jsonl"
     path.write_text('{"prompt": "Who?"}\n' + json.dumps({"prompt": "long " * 300}) + "\n")
-    with pytest.raises(UserError, match=r"long\.jsonl:2: the prompt has \d+ tokens.*holds 256"):
+    with pytest.raises(UserError, match=r"long\.jsonl:2: no room in the context.*holds 256"):
         write_answers(target, settings_for(tmp_path, prompts=str(path)), seed=0)
     assert not list(tmp_path.glob("answers*"))
 
@@ -191,7 +191,7 @@ def test_empty_repeated_and_cut_off_answers_are_told_apart_dropped_when_asked_an
         {"messages": chat, "answer_ids": [20, 21, 22] * 12, "finished": False},
         {"messages": chat},
     ]
-    assert [answer_fault(record) for record in records] == [None, "cut_off", "empty", "repeated", None]
+    assert [answer_faults(record) for record in records] == [[], ["cut_off"], ["empty"], ["repeated", "cut_off"], []]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     bad = BadRows()
@@ -220,3 +220,37 @@ def test_several_samples_and_a_greedy_answer_to_each_prompt_are_told_apart(targe
 def test_several_samples_at_temperature_0_are_refused():
     with pytest.raises(ValueError, match="no effect at temperature 0"):
         DataSettings(temperature=0, samples=2)
+
+
+def test_self_written_prompts_of_another_run_are_not_taken_up(target, tmp_path):
+    settings = settings_for(tmp_path, prompts=None, self_prompts=4)
+    write_answers(target, settings, seed=0)
+    settings.answers.unlink()
+    settings.answers.with_suffix(".provenance.json").unlink()
+    with pytest.raises(UserError, match=r"prompts\.jsonl: holds answers made with another settings\.seed"):
+        write_answers(target, settings, seed=99)
+
+
+def test_prompts_that_cannot_be_answered_are_skipped_when_asked(target, tmp_path, capsys):
+    path = tmp_path / "long.jsonl"
+    path.write_text('{"prompt": "Who?"}\n' + json.dumps({"prompt": "long " * 300}) + "\n")
+    assert write_answers(target, settings_for(tmp_path, prompts=str(path), on_bad_row="skip"), seed=0) == 1
+    assert "skipped 1 × no room in the context" in capsys.readouterr().err
+
+
+def test_answers_go_to_a_jsonl_file_which_is_known_before_the_first_one(target, tmp_path):
+    with pytest.raises(UserError, match=r"out\.txt: answers are written to a file whose name ends in \.jsonl"):
+        write_answers(target, settings_for(tmp_path, answers=tmp_path / "out.txt"), seed=0)
+
+
+def test_an_answer_that_both_loops_and_is_cut_off_is_dropped_for_either(tokenizer, tmp_path):
+    chat = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "x"}]
+    path = tmp_path / "a.jsonl"
+    both = {"messages": chat, "answer_ids": [20, 21, 22] * 12, "finished": False}
+    fine = {"messages": chat, "answer_ids": [20, 2], "finished": True}
+    path.write_text("".join(json.dumps(record) + "\n" for record in (both, fine)))
+    for drop in (("cut_off",), ("repeated",)):
+        assert len(read_rows(path, tokenizer, Reading(100, drop=drop))) == 1
+    path.write_text(json.dumps(fine | {"answer_ids": [[1]] * 9}) + "\n")
+    with pytest.raises(UserError, match="answer_ids: expected a list of token ids"):
+        read_rows(path, tokenizer, Reading(100, drop=("repeated",)))

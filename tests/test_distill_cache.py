@@ -20,9 +20,10 @@ from distill.logit_cache import (
     whole_bytes,
     write_cache,
 )
-from distill.objectives import forward_kl, top_forward_kl
+from distill.objectives import cached_columns, forward_kl, online_columns
 from distill.rows import Row
 from distill.step import DistillStep
+from distill.students import LMStudent
 from distill.teacher import Teacher
 
 IDENTITY = {"target": {"revision": "a"}, "data_sha256": "b", "top_k": 8}
@@ -129,6 +130,11 @@ def test_a_corrupt_foreign_or_missing_shard_is_named(teacher, rows, tmp_path):
         LogitCache(tmp_path, rows, IDENTITY)
 
 
+def top_forward_kl(signal, q_logits):
+    columns = cached_columns(signal.top_ids, signal.top_logp, signal.tail, q_logits)
+    return forward_kl(columns.log_p, columns.log_q)
+
+
 def exact_signal(p_logits, top_k):
     logp = p_logits.log_softmax(-1)
     top = logp.topk(top_k, dim=-1)
@@ -141,7 +147,7 @@ def test_the_loss_of_the_top_is_a_lower_bound_with_the_gradient_of_its_closed_fo
     q_logits.requires_grad_()
     whole = forward_kl(p_logits, q_logits)
     signal = exact_signal(p_logits, 5)
-    loss = top_forward_kl(*vars(signal).values(), q_logits)
+    loss = top_forward_kl(signal, q_logits)
     assert (loss <= whole + 1e-12).all()
     p, q = p_logits.softmax(-1), q_logits.softmax(-1)
     expected = (q * (1 - (signal.tail / (1 - q.gather(-1, signal.top_ids).sum(-1))).unsqueeze(-1))).scatter(
@@ -149,7 +155,7 @@ def test_the_loss_of_the_top_is_a_lower_bound_with_the_gradient_of_its_closed_fo
     )
     (gradient,) = torch.autograd.grad(loss.sum(), q_logits)
     torch.testing.assert_close(gradient, expected)
-    every = top_forward_kl(*vars(exact_signal(p_logits, 40)).values(), q_logits)
+    every = top_forward_kl(exact_signal(p_logits, 40), q_logits)
     torch.testing.assert_close(every, whole, atol=1e-9, rtol=1e-9)
 
 
@@ -159,27 +165,57 @@ def test_over_a_trimmed_head_the_law_is_renormalised_over_what_the_head_holds():
     head = torch.tensor([1, 4, 9, 12, 20, 29])
     q_logits = torch.randn(5, 6, generator=generator, dtype=torch.float64)
     within = exact_signal(p_logits, 30).within(head, 30)
-    found = top_forward_kl(*vars(within).values(), q_logits)
+    found = top_forward_kl(within, q_logits)
     torch.testing.assert_close(found, forward_kl(p_logits[:, head], q_logits), atol=1e-6, rtol=1e-6)
     covered = exact_signal(p_logits, 28).within(head, 30)
-    assert top_forward_kl(*vars(covered).values(), q_logits).isfinite().all()
+    assert top_forward_kl(covered, q_logits).isfinite().all()
     some = exact_signal(p_logits, 8).within(head, 30)
-    assert top_forward_kl(*vars(some).values(), q_logits).isfinite().all()
-    torch.testing.assert_close(some.top_logp.exp().sum(-1) + some.tail, torch.ones(5, dtype=torch.float64))
+    assert top_forward_kl(some, q_logits).isfinite().all()
+    inside = torch.isin(exact_signal(p_logits, 8).top_ids, head)
+    mass = exact_signal(p_logits, 8).top_logp.exp().masked_fill(~inside, 0).sum(-1)
+    torch.testing.assert_close(some.top_logp.exp().sum(-1), mass)  # the original law, not renormalised
+
+
+@pytest.mark.parametrize("top_k", [2, 5, 12])
+def test_over_a_trimmed_head_the_gradient_is_within_the_stated_bound(top_k):
+    """2 t / (k + t): t the tail's mass, k that of the kept ids inside the head."""
+    generator = torch.Generator().manual_seed(5)
+    p_logits = 2 * torch.randn(200, 30, generator=generator, dtype=torch.float64)
+    head = torch.tensor([1, 4, 9, 12, 20, 29])
+    q_logits = torch.randn(200, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+    signal = exact_signal(p_logits, top_k).within(head, 30)
+    (exact,) = torch.autograd.grad(forward_kl(p_logits[:, head], q_logits).sum(), q_logits)
+    (found,) = torch.autograd.grad(top_forward_kl(signal, q_logits).sum(), q_logits)
+    kept = signal.top_logp.exp().sum(-1)
+    bound = 2 * signal.tail / (kept + signal.tail).clamp(min=1e-12)
+    known = kept > 0
+    assert ((found - exact).abs().sum(-1)[known] <= bound[known] + 1e-9).all()
+
+
+def test_alpha_from_the_cache_is_a_lower_bound_short_by_at_most_the_tail():
+    generator = torch.Generator().manual_seed(6)
+    p_logits, q_logits = (2 * torch.randn(50, 30, generator=generator, dtype=torch.float64) for _ in range(2))
+    exact = online_columns(p_logits, q_logits, None).alpha()
+    torch.testing.assert_close(exact, torch.minimum(p_logits.softmax(-1), q_logits.softmax(-1)).sum(-1))
+    signal = exact_signal(p_logits, 8)
+    found = cached_columns(signal.top_ids, signal.top_logp, signal.tail, q_logits).alpha()
+    assert (found <= exact + 1e-12).all()
+    assert (exact <= found + signal.tail + 1e-12).all()
 
 
 @pytest.mark.parametrize("top_k", [90, 8])
 def test_training_from_the_cache_equals_online_training_within_the_stated_bound(teacher, rows, tmp_path, top_k):
     """With every id kept, to the rounding of float16; else the gradient at each token's logits is within 2 · tail."""
     draft = make_llama(90, layers=1, seed=3)
-    step, batch = DistillStep(draft, forward_kl), collate([[row] for row in rows], CPU)
+    step, batch = DistillStep(LMStudent(draft)), collate([[row] for row in rows], CPU)
     hidden = teacher.hidden(batch.ids, batch.predicts)
     write(teacher, rows, settings(tmp_path, top_k=top_k), IDENTITY)
     cache = LogitCache(tmp_path, rows, IDENTITY)
     signals = [cache.signal(row) for row in rows]
     whole = {name: torch.cat([getattr(s, name) for s in signals]) for name in ("top_ids", "top_logp", "tail")}
-    online = step(batch.ids, batch.predicts, hidden, teacher.head_weight)
-    cached = step(batch.ids, batch.predicts, **whole)
+    inputs = {"ids": batch.ids, "predicts": batch.predicts}
+    online, _ = step({"hidden": hidden, "head": teacher.head_weight}, **inputs)
+    cached, _ = step(whole, **inputs)
     gradients = []
     for loss in (online, cached):
         draft.zero_grad()
@@ -193,7 +229,7 @@ def test_training_from_the_cache_equals_online_training_within_the_stated_bound(
     q_logits = draft(batch.ids).logits[batch.predicts].detach().requires_grad_()
     p_logits = hidden @ teacher.head_weight.T
     (exact,) = torch.autograd.grad(forward_kl(p_logits, q_logits).sum(), q_logits)
-    (found,) = torch.autograd.grad(top_forward_kl(*whole.values(), q_logits).sum(), q_logits)
+    (found,) = torch.autograd.grad(top_forward_kl(Signal(**whole), q_logits).sum(), q_logits)
     assert ((found - exact).abs().sum(-1) <= 2 * whole["tail"] + 1e-2).all()
 
 
@@ -224,7 +260,7 @@ def test_a_place_of_which_the_head_holds_nothing_known_teaches_nothing():
     signal = Signal(torch.tensor([[3, 4]]), torch.tensor([[-0.5, -1.0]]), torch.tensor([0.0]))
     within = signal.within(torch.tensor([0, 1, 2]), 9)
     q_logits = torch.randn(1, 3, requires_grad=True)
-    loss = top_forward_kl(*vars(within).values(), q_logits)
+    loss = top_forward_kl(within, q_logits)
     assert loss.item() == 0
     assert torch.autograd.grad(loss.sum(), q_logits)[0].abs().max() == 0
 

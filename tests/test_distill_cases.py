@@ -17,6 +17,7 @@ from distill.batches import collate
 from distill.objectives import forward_kl
 from distill.rows import OPENING_TURN, Reading, Row, read_row, read_rows
 from distill.step import DistillStep
+from distill.students import LMStudent
 from distill.teacher import Teacher
 
 SHARED = CASES / "_shared"
@@ -158,9 +159,8 @@ def test_m07_the_position_before_an_answer_counts_and_its_last_one_does_not():
         if shift_at is not None:
             hidden[shift_at] += 1.0
         supervised_hidden = hidden[batch.predicts[0]]
-        return DistillStep(student, forward_kl)(
-            batch.ids, batch.predicts, supervised_hidden, target.lm_head.weight
-        ).item()
+        signal = {"hidden": supervised_hidden, "head": target.lm_head.weight}
+        return DistillStep(LMStudent(student))(signal, ids=batch.ids, predicts=batch.predicts)[0].item()
 
     assert loss(copy.deepcopy(target)) == pytest.approx(0.0, abs=1e-5)
     first, last = case["logit_positions_in_loss"][0], case["logit_positions_in_loss"][-1] + 1
@@ -201,12 +201,12 @@ def test_l10_a_row_packed_after_another_has_the_loss_it_has_alone():
     case = expected("L10", "scenario.json")
     target, draft = (AutoModelForCausalLM.from_pretrained(SHARED / name).eval() for name in ("target_ctx", "draft_ctx"))
     a, b = (Row(case[name], [False] * 3 + [True] * (len(case[name]) - 3)) for name in ("row_a", "row_b"))
-    step, teacher = DistillStep(draft, forward_kl), Teacher(target)
+    step, teacher = DistillStep(LMStudent(draft)), Teacher(target)
 
     def loss(sequences):
         batch = collate(sequences, CPU)
-        hidden = teacher.hidden(batch.ids, batch.predicts, batch.positions)
-        return step(batch.ids, batch.predicts, hidden, teacher.head_weight, batch.positions).item()
+        signal = {"hidden": teacher.hidden(batch.ids, batch.predicts, batch.positions), "head": teacher.head_weight}
+        return step(signal, ids=batch.ids, predicts=batch.predicts, positions=batch.positions)[0].item()
 
     assert loss([[a, b]]) == pytest.approx(loss([[a]]) + loss([[b]]), abs=1e-4)
     batch = collate([[a, b]], CPU)

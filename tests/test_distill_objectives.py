@@ -1,6 +1,7 @@
 """Losses against closed forms and float64, and the chunked step against the dense one."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -9,9 +10,21 @@ from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from configs.errors import UserError
 from distill.batches import collate, pack
-from distill.objectives import forward_kl
+from distill.objectives import (
+    Columns,
+    ObjectiveSettings,
+    cached_columns,
+    forward_kl,
+    jensen_shannon,
+    negative_log_alpha,
+    objective,
+    online_columns,
+    reverse_kl,
+    total_variation,
+)
 from distill.rows import Row
-from distill.step import DistillStep, chunked_sum, online_loss
+from distill.step import DistillStep, chunked_sum
+from distill.students import LMStudent
 from distill.teacher import Teacher, check_packing, check_plain_head, last_hidden
 
 
@@ -53,16 +66,130 @@ def test_a_token_that_the_target_forbids_adds_nothing():
     torch.testing.assert_close(q_logits.grad, torch.tensor([[1 / 3 - 1 / 2, 1 / 3 - 1 / 2, 1 / 3]]))
 
 
+def two_laws(V=11, N=3):
+    p_logits, q_logits = torch.randn(2, N, V, dtype=torch.float64, generator=torch.Generator().manual_seed(V)).unbind()
+    return p_logits.log_softmax(-1), q_logits.clone().requires_grad_()
+
+
+def gradient(loss, q_logits):
+    return torch.autograd.grad(loss.sum(), q_logits, retain_graph=True)[0]
+
+
+def test_reverse_kl_has_its_value_and_its_gradient_in_closed_form():
+    log_p, q_logits = two_laws()
+    log_q = q_logits.log_softmax(-1)
+    q = log_q.exp()
+    expected = (q * (log_q - log_p)).sum(-1)
+    loss = reverse_kl(log_p, q_logits)
+    torch.testing.assert_close(loss, expected)
+    closed = q * (log_q - log_p - expected.unsqueeze(-1))
+    torch.testing.assert_close(gradient(loss, q_logits), closed.detach())
+
+
+def test_jensen_shannon_has_its_value_and_no_jump_of_scale_at_its_ends():
+    log_p, q_logits = two_laws()
+    p, q = log_p.exp(), q_logits.softmax(-1)
+    m = 0.3 * p + 0.7 * q
+    expected = 0.3 * (p * (p / m).log()).sum(-1) + 0.7 * (q * (q / m).log()).sum(-1)
+    torch.testing.assert_close(jensen_shannon(log_p, q_logits, 0.3), expected / (0.3 * 0.7))
+    for beta, end in ((0.0, forward_kl), (1.0, reverse_kl)):
+        near = abs(beta - 1e-5)
+        torch.testing.assert_close(jensen_shannon(log_p, q_logits, near), end(log_p, q_logits), rtol=1e-3, atol=0)
+        torch.testing.assert_close(jensen_shannon(log_p, q_logits, beta), end(log_p, q_logits))
+
+
+def test_total_variation_and_negative_log_alpha_have_their_closed_forms():
+    log_p, q_logits = two_laws()
+    log_q, p = q_logits.log_softmax(-1), log_p.exp()
+    q = log_q.exp()
+    alpha = torch.minimum(p, q).sum(-1)
+    sign = (q - p).sign()
+    tv_gradient = 0.5 * q * (sign - (q * sign).sum(-1, keepdim=True))
+    loss = total_variation(log_p, log_q)
+    torch.testing.assert_close(loss, 0.5 * (p - q).abs().sum(-1))
+    torch.testing.assert_close(gradient(loss, q_logits), tv_gradient.detach())
+    loss = negative_log_alpha(log_p, log_q)
+    torch.testing.assert_close(loss, -alpha.log())
+    torch.testing.assert_close(gradient(loss, q_logits), (tv_gradient / alpha.unsqueeze(-1)).detach())
+
+
+def test_with_a_point_mass_negative_log_alpha_is_the_likelihood_and_does_not_starve():
+    """49,152 ids, a uniform draft: the gradient of total variation is near zero, that of -log α as large as KL's."""
+    V = 49_152
+    log_p = torch.full((1, V), -torch.inf)
+    log_p[0, 7] = 0.0
+    q_logits = torch.zeros(1, V, requires_grad=True)
+    log_q = q_logits.log_softmax(-1)
+    assert negative_log_alpha(log_p, log_q).item() == pytest.approx(math.log(V), rel=1e-5)
+    assert gradient(negative_log_alpha(log_p, log_q), q_logits).norm() == pytest.approx(1.0, rel=1e-3)
+    assert gradient(total_variation(log_p, log_q), q_logits).norm() < 3e-5
+    assert gradient(forward_kl(log_p, q_logits), q_logits).norm() == pytest.approx(1.0, rel=1e-3)
+
+
+def test_overlap_objectives_take_the_original_law_and_kl_the_renormalised_one():
+    """A head over three of five ids: α can be no more than their mass."""
+    p_logits = torch.tensor([[2.0, 1.0, 0.0, 1.5, 0.5]], dtype=torch.float64)
+    head = torch.tensor([0, 2, 4])
+    p = p_logits.softmax(-1)[0, head]
+    q_logits = p.log().unsqueeze(0)  # the best that the head can do
+    columns = online_columns(p_logits, q_logits, head)
+    assert columns.alpha().item() == pytest.approx(p.sum().item())
+    assert total_variation(*columns.known()).item() == pytest.approx(1 - p.sum().item())
+    assert forward_kl(columns.log_p, columns.log_q).abs().item() < 1e-12
+
+
+@pytest.mark.parametrize("name", get_args(ObjectiveSettings.model_fields["name"].annotation))
+def test_every_objective_has_the_gradient_of_its_differences_in_float64(name):
+    log_p, q_logits = two_laws(V=7, N=2)
+    loss = objective(ObjectiveSettings(name=name))
+    mean_alpha = torch.full((2,), 0.4, dtype=torch.float64)
+
+    def of(logits):
+        return loss(online_columns(log_p, logits, None), mean_alpha)
+
+    assert torch.autograd.gradcheck(of, (q_logits,))
+
+
+def test_hybrid_weighs_by_the_mean_alpha_of_the_step_before_which_is_a_constant():
+    log_p, q_logits = two_laws()
+    columns = online_columns(log_p, q_logits, None)
+    kl, tv = forward_kl(*columns[:2]), total_variation(*columns[:2])
+    for mean in (0.0, 0.3, 1.0):
+        weight = math.exp(-3.0 * mean)
+        found = objective(ObjectiveSettings(name="hybrid"))(columns, torch.tensor(mean))
+        torch.testing.assert_close(found, weight * kl + (1 - weight) * tv, rtol=1e-6, atol=1e-6)
+
+
+def test_the_rest_of_a_cached_law_counts_for_kl_and_never_for_alpha():
+    log_p = torch.tensor([[0.5, 0.2, 0.3]], dtype=torch.float64).log()
+    log_q = torch.tensor([[0.1, 0.1, 0.8]], dtype=torch.float64).log()
+    cached = Columns(log_p, log_q, rest=True)
+    assert cached.alpha().item() == pytest.approx(0.2)
+    assert total_variation(*cached.known()).item() == pytest.approx(0.8)
+    top_ids, top_logp = torch.tensor([[0, 4]]), torch.tensor([[0.5, 0.2]], dtype=torch.float64).log()
+    q_logits = torch.tensor([[1.0, 2.0, 0.0, -1.0, 0.5]], dtype=torch.float64)
+    found = cached_columns(top_ids, top_logp, torch.tensor([0.3], dtype=torch.float64), q_logits)
+    q = q_logits.softmax(-1)[0]
+    torch.testing.assert_close(found.log_q.exp()[0], torch.stack([q[0], q[4], q[1] + q[2] + q[3]]))
+
+
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 64])
 @pytest.mark.parametrize(("N", "V", "D", "E"), [(1, 7, 3, 5), (13, 101, 6, 4), (64, 33, 8, 8)])
 def test_chunks_give_the_loss_and_the_gradients_of_the_dense_computation(N, V, D, E, chunk_tokens):
     torch.manual_seed(N)
-    hidden, head = torch.randn(N, D, dtype=torch.float64), torch.randn(V, D, dtype=torch.float64)
+    hidden, head = torch.randn(2, N, D, dtype=torch.float64), torch.randn(V, D, dtype=torch.float64)
     teacher_hidden, teacher_head = torch.randn(N, E, dtype=torch.float64), torch.randn(V, E, dtype=torch.float64)
     ours = [x.clone().requires_grad_() for x in (hidden, head)]
     dense = [x.clone().requires_grad_() for x in (hidden, head)]
-    loss = chunked_sum(online_loss(forward_kl, teacher_hidden, teacher_head), *ours, chunk_tokens)
-    expected = forward_kl(teacher_hidden @ teacher_head.T, dense[0] @ dense[1].T).sum()
+    weights = torch.rand(2, N, dtype=torch.float64)
+
+    def loss_of(places, q_logits):
+        loss = forward_kl(teacher_hidden[places] @ teacher_head.T, q_logits) * weights[:, places]
+        return loss, weights[:, places]
+
+    loss, sums = chunked_sum(loss_of, *ours, chunk_tokens)
+    expected = (forward_kl(teacher_hidden @ teacher_head.T, dense[0] @ dense[1].T) * weights).sum()
+    torch.testing.assert_close(sums.double(), weights.sum(-1), rtol=1e-5, atol=1e-5)
     (3 * loss).backward()
     (3 * expected).backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
@@ -80,21 +207,23 @@ def make_batch(model, lengths):
 
 
 def step_loss(step, teacher, batch):
-    hidden = teacher.hidden(batch.ids, batch.predicts, batch.positions)
-    return step(batch.ids, batch.predicts, hidden, teacher.head_weight, batch.positions)
+    signal = {"hidden": teacher.hidden(batch.ids, batch.predicts, batch.positions), "head": teacher.head_weight}
+    return step(signal, ids=batch.ids, predicts=batch.predicts, positions=batch.positions)[0]
 
 
 def test_a_draft_with_the_targets_weights_has_loss_zero():
     target = make_llama(60, layers=2, seed=0)
     _, batch = make_batch(target, [8, 5, 13])
     twin = make_llama(60, layers=2, seed=0)
-    assert step_loss(DistillStep(twin, forward_kl, 4), Teacher(target), batch).item() == pytest.approx(0, abs=1e-5)
+    assert step_loss(DistillStep(LMStudent(twin), chunk_tokens=4), Teacher(target), batch).item() == pytest.approx(
+        0, abs=1e-5
+    )
 
 
 def test_the_step_equals_plain_pytorch_over_the_supervised_positions():
     target, draft = make_llama(60, layers=2, seed=0), make_llama(60, layers=1, seed=1)
     rows, batch = make_batch(target, [8, 5, 13])
-    loss = step_loss(DistillStep(draft, forward_kl, 4), Teacher(target), batch)
+    loss = step_loss(DistillStep(LMStudent(draft), chunk_tokens=4), Teacher(target), batch)
     expected = 0.0
     for row in rows:
         ids = torch.tensor([row.ids])
@@ -107,7 +236,7 @@ def test_the_step_equals_plain_pytorch_over_the_supervised_positions():
 def test_padding_changes_nothing():
     target, draft = make_llama(60, layers=2, seed=0), make_llama(60, layers=1, seed=1)
     rows, _ = make_batch(target, [8, 5])
-    step, teacher = DistillStep(draft, forward_kl), Teacher(target)
+    step, teacher = DistillStep(LMStudent(draft)), Teacher(target)
     together = step_loss(step, teacher, collate([[row] for row in rows], torch.device("cpu"))).item()
     apart = sum(step_loss(step, teacher, collate([[row]], torch.device("cpu"))).item() for row in rows)
     assert together == pytest.approx(apart, rel=1e-5)
@@ -116,7 +245,7 @@ def test_padding_changes_nothing():
 def test_packed_rows_give_the_loss_and_gradients_of_rows_alone():
     target, draft = make_llama(60, layers=2, seed=0), make_llama(60, layers=2, seed=1)
     rows, apart = make_batch(target, [8, 5, 13, 4])
-    step, teacher = DistillStep(draft, forward_kl), Teacher(target)
+    step, teacher = DistillStep(LMStudent(draft)), Teacher(target)
     packed = collate(pack(rows, max_tokens=17), torch.device("cpu"))
     assert packed.ids.shape[0] < len(rows)
     found = []
@@ -150,7 +279,7 @@ def test_packing_uses_each_row_once_and_keeps_to_the_limit():
 
 def test_the_teacher_is_in_evaluation_mode_without_gradients_and_no_part_of_the_step():
     target, draft = make_llama(60, layers=2, seed=0).train(), make_llama(60, layers=1, seed=1)
-    step, teacher = DistillStep(draft, forward_kl), Teacher(target)
+    step, teacher = DistillStep(LMStudent(draft)), Teacher(target)
     _, batch = make_batch(target, [8])
     before = {k: v.clone() for k, v in target.state_dict().items()}
     step.train()
@@ -180,7 +309,7 @@ def test_a_draft_that_is_no_longer_finite_shows_as_a_loss_that_is_not():
 def test_the_step_trains_under_autocast():
     target, draft = make_llama(60, layers=2, seed=0), make_llama(60, layers=1, seed=1)
     _, batch = make_batch(target, [8, 5])
-    step, teacher = DistillStep(draft, forward_kl), Teacher(target)
+    step, teacher = DistillStep(LMStudent(draft)), Teacher(target)
     exact = step_loss(step, teacher, batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = step_loss(step, teacher, batch)

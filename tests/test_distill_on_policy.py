@@ -6,6 +6,7 @@ from conftest import make_llama
 
 from configs.reader import read_config
 from decode.drafts.head import trim_head
+from decode.drafts.lm import LMDraft
 from decode.generation import Settings, generate_ids
 from decode.laws import Law
 from decode.stops import Stops
@@ -16,6 +17,7 @@ from distill.objectives import forward_kl
 from distill.on_policy import OnPolicy, OnPolicySettings
 from distill.rows import Row
 from distill.step import DistillStep
+from distill.students import LMStudent
 from distill.teacher import Teacher
 
 ROWS = [Row([5, 9, 30 + i, 7, 8], [False, False, False, True, True], i) for i in range(60)]
@@ -33,7 +35,12 @@ def draft(target):
 
 def rollouts(draft, target, law=None, eos_ids=(), seed=0, **settings):
     return OnPolicy(
-        OnPolicySettings(**({"max_new_tokens": 12} | settings)), draft, target, law or Law(1.0), eos_ids, seed
+        OnPolicySettings(**({"max_new_tokens": 12} | settings)),
+        LMDraft(draft, 90),
+        target,
+        law or Law(1.0),
+        eos_ids,
+        seed,
     )
 
 
@@ -77,12 +84,12 @@ def test_the_pairs_text_is_the_targets_and_the_rejected_places_have_the_weight(d
 def test_weights_multiply_the_loss_of_their_tokens(draft, target):
     plain = Row([5, 9, 30, 7, 8, 12], [False, False, True, True, True, True])
     heavy = Row(plain.ids, plain.is_answer, 0, [1.0, 1.0, 1.0, 4.0, 1.0, 2.0])
-    step, teacher = DistillStep(draft, forward_kl, 3), Teacher(target)
+    step, teacher = DistillStep(LMStudent(draft), chunk_tokens=3), Teacher(target)
 
     def loss(row):
         batch = collate([[row]], torch.device("cpu"))
-        hidden = teacher.hidden(batch.ids, batch.predicts)
-        return step(batch.ids, batch.predicts, hidden, teacher.head_weight, weights=batch.weights)
+        signal = {"hidden": teacher.hidden(batch.ids, batch.predicts), "head": teacher.head_weight}
+        return step(signal, batch.weights, ids=batch.ids, predicts=batch.predicts)[0]
 
     ids = torch.tensor([plain.ids])
     kl = forward_kl(target(ids).logits[0, 1:-1], draft(ids).logits[0, 1:-1])

@@ -189,7 +189,7 @@ def test_held_out_rows_are_kept_back_and_cannot_be_all():
     assert (len(training), len(held_out)) == (7, 3)
     assert not {row.ids[0] for row in training} & {row.ids[0] for row in held_out}
     assert split_held_out(rows, 3, seed=0) == (training, held_out)
-    with pytest.raises(UserError, match="leave some to train on"):
+    with pytest.raises(UserError, match="leave some prompts to train on"):
         split_held_out(rows, 10, seed=0)
 
 
@@ -254,3 +254,53 @@ def test_tools_and_tool_calls_are_given_to_the_template(tokenizer):
     row = read_row({"messages": chat, "tools": [{"name": "count"}]}, other, Reading(200), BadRows())
     assert other.decode(row.ids).startswith("count\n<|im_start|>user")
     assert supervised_text(other, row.ids, row.is_answer) == ["count<|im_end|>", "Seven.<|im_end|>"]
+
+
+def test_rows_with_the_same_prompt_are_on_the_same_side():
+    rows = [Row([i % 6, 9, 20 + i], [False, False, True], i) for i in range(30)]
+    training, held_out = split_held_out(rows, 7, seed=1)
+    assert len(held_out) == 10  # whole prompts
+    assert not {row.ids[0] for row in training} & {row.ids[0] for row in held_out}
+    texts = [Row([i, 9, 20], [True] * 3, i) for i in range(5)]
+    assert len(split_held_out(texts, 2, seed=1)[1]) == 2  # plain text has no prompt to share
+
+
+def test_long_rows_are_cut_or_dropped_as_said_and_counted(tokenizer, tmp_path):
+    path = tmp_path / "long.jsonl"
+    chat = [{"role": "user", "content": "Who?"}]
+    path.write_text("".join(
+        json.dumps({"messages": [*chat, {"role": "assistant", "content": "tea " * n}]}) + "\n" for n in (2, 60)
+    ))  # fmt: skip
+    cut, dropped = BadRows(), BadRows()
+    assert [len(row.ids) for row in read_rows(path, tokenizer, Reading(40), cut)][1] == 40
+    assert cut.notes == {"row cut at 40 tokens": 1}
+    assert len(read_rows(path, tokenizer, Reading(40, drop_long=True), dropped)) == 1
+    assert dropped.notes == {"row dropped: longer than 40 tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("template", "supervised"),
+    [
+        ("{{ ' ' + m['content'] + ' <|im_end|>' }}", " Me. <|im_end|>"),
+        ("{{ m['content'] + '\\n<|im_end|>\\n' }}", "Me.\n<|im_end|>"),
+        ("{{ m['content'] + '[END]\\n' }}", "Me.[END]"),  # no special token
+        ("{{ m['content'] + '<|im_end|>\\n<|endoftext|>' }}", "Me.<|im_end|>"),  # what follows is not the model's
+        ("{{ m['content'] }}{% for c in m['tool_calls'] %}{{ '\\n<call>' + c['name'] + '</call>' }}{% endfor %}"
+         "{{ '<|im_end|>\\n' }}", "Me.\n<call>look</call><|im_end|>"),
+    ],
+)  # fmt: skip
+def test_an_answer_is_supervised_through_its_end_mark(tokenizer, template, supervised):
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}{{ 'Q: ' + m['content'] + '\\nA:' }}{% else %}"
+        + template + "{% endif %}{% endfor %}"
+    )  # fmt: skip
+    answer = {"role": "assistant", "content": "Me."}
+    if "tool_calls" in template:
+        answer["tool_calls"] = [{"name": "look"}]
+    chat = [{"role": "user", "content": "Who?"}, answer]
+    for messages in (chat, [*chat, {"role": "user", "content": "And?"}, {"role": "assistant", "content": "You."}]):
+        rendered = render_chat(other, messages)
+        first = [token for token, mark in zip(rendered.ids, rendered.is_answer, strict=True) if mark]
+        assert other.decode(first).startswith(supervised)
+    assert other.decode([t for t, m in zip(*vars(render_chat(other, chat)).values(), strict=True) if m]) == supervised

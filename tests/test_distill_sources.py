@@ -1,5 +1,6 @@
 """Chats of any shape from files, saved data sets and data sets like the Hub's; and the look at them."""
 
+import datetime
 import json
 import subprocess
 import sys
@@ -60,15 +61,59 @@ def test_a_saved_data_set_and_one_loaded_by_name_read_like_a_file(tmp_path, monk
         list(source_records(str(ROOT / "docs"), "train", BadRows()))
     asked = {}
 
-    def load_dataset(name, **how):
-        asked.update(how, name=name)
+    def load_dataset(path, **how):
+        asked.update(how, path=path)
         return whole.to_iterable_dataset()
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    found = list(source_records("org/chats@v2", "train", BadRows()))
+    found = list(source_records("org/chats@v2", "train", BadRows(), "main"))
     assert len(found) == 5
     assert found[0][0] == "org/chats@v2 train row 1"
-    assert asked == {"name": "org/chats", "revision": "v2", "split": "train", "streaming": True}
+    assert asked == {"path": "org/chats", "name": "main", "revision": "v2", "split": "train", "streaming": True}
+
+
+def test_a_stream_that_breaks_off_is_named_with_its_row(monkeypatch):
+    def broken():
+        yield ROWS[0]
+        raise ConnectionError("reset by peer")
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: broken())
+    with pytest.raises(UserError, match="org/chats train row 2: cannot be read \\(reset by peer"):
+        list(source_records("org/chats", "train", BadRows()))
+
+
+def test_import_keeps_every_column_and_names_those_that_nothing_reads(tmp_path):
+    said = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    rows = [
+        {"id": None, "system": "Only French.", "conversations": [{"from": "human", "value": "Who?", "at": said},
+         {"from": "gpt", "value": "Moi."}], "answer_ids": [20, 2], "score": 3},
+        {"id": "b", "system": None, "conversations": [{"from": "human", "value": "What?", "at": said},
+         {"from": "gpt", "value": "Rien."}], "answer_ids": [21, 2], "score": None},
+    ]  # fmt: skip
+    source, out = tmp_path / "rows.parquet", tmp_path / "chats.jsonl"
+    datasets.Dataset.from_list(rows).to_parquet(source)
+    done = run(DRAFTSMITH, "data", "import", source, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "1 × column 'score': kept, but nothing here reads it" in done.stderr
+    first, second = (row for _, row in read_records(out))
+    assert (first["id"], second["id"]) == ("row-00000000", "b")
+    assert first["messages"][0] == {"role": "system", "content": "Only French."}
+    assert first["messages"][1]["at"].startswith("2026-01-02")
+    assert (first["answer_ids"], first["score"]) == ([20, 2], 3)
+    assert [turn["role"] for turn in second["messages"]] == ["user", "assistant"]
+
+
+def test_turns_of_both_shapes_in_one_parquet_column_read_like_jsonl(tmp_path):
+    rows = [
+        {"conversations": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]},
+        {"conversations": [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Me."}]},
+    ]
+    whole = [{**dict.fromkeys(("role", "content", "from", "value")), **turn} for row in rows
+             for turn in row["conversations"]]  # fmt: skip
+    path = tmp_path / "mixed.parquet"
+    datasets.Dataset.from_list([{"conversations": whole[:2]}, {"conversations": whole[2:]}]).to_parquet(path)
+    read = [to_messages(row) for _, row in read_records(path)]
+    assert read[0] == read[1] == [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
 
 
 def test_import_writes_one_shape_and_names_what_it_left_out(tmp_path):
@@ -93,6 +138,8 @@ def test_show_marks_what_is_supervised_and_tells_the_share(tiny_target):
     done = run(*common, "--ids")
     assert done.returncode == 0, done.stderr
     assert "‹First reply.<|im_end|>›" in done.stdout
+    totals = {cells[1]: cells[2] for line in done.stdout.splitlines() if len(cells := line.split("│")) == 5}
+    assert int(totals[" user      "]) == int(totals[" assistant "]) == 3
     assert "begins with the prompt as served" in done.stdout
     assert "every answer" in done.stdout
     last = run(*common, "--mask", "last")

@@ -11,14 +11,14 @@ from decode.laws import Law
 from decode.verify import VERIFIERS
 from eval.latency import Latency
 from eval.predict import best_length, predict
-from eval.replay import Replay, alpha, expected_rounds, kept_chances, positions, replay_text, tau
+from eval.replay import Drafted, Replay, alpha, expected_rounds, kept_chances, positions, replay_text, tau
 from eval.stats import Timed, speedup, speedup_interval
 
 V, PROMPT, TOKENS = 3, [1, 2], 4
 
 
 def constant(acceptance: float, length: int, ended: bool = False) -> Replay:
-    return Replay([acceptance] * length, [acceptance] * length, [acceptance] * length, ended)
+    return Replay([Drafted([acceptance] * length, [acceptance] * length, [acceptance] * length)], ended)
 
 
 def text_laws(model, text, law):
@@ -48,7 +48,7 @@ def test_expected_rounds_given_a_text_equal_the_decoders_by_enumeration(law, ver
         sums[1] += probability * rounds
     assert by_text
     for text, (probability, weighted_rounds) in by_text.items():
-        replay = replay_text(text_laws(target, text, law), text_laws(draft, text, law), torch.tensor(text))
+        replay = replay_text(text_laws(target, text, law), [text_laws(draft, text, law)], torch.tensor(text))
         expected = sum(expected_rounds(replay, num_draft_tokens, verifier))
         assert expected == pytest.approx(weighted_rounds / probability, abs=1e-9)
 
@@ -79,7 +79,7 @@ def test_an_empty_text_has_no_rounds():
 
 def test_a_token_that_the_target_law_no_longer_allows_follows_the_draft():
     p, q = torch.tensor([[1.0, 0.0]] * 3), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
-    replay = replay_text(p, q, torch.tensor([0, 1, 1]))
+    replay = replay_text(p, [q], torch.tensor([0, 1, 1]))
     assert kept_chances(replay, 0, 2, "token") == [1.0, 1.0, 0.0]
 
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ class Progress:
     tokens: int = 0
     best_score: float | None = None
     best_step: int = 0
+    means: list[float] = field(default_factory=list)
     processes: int = 1
 
 

@@ -1,6 +1,6 @@
 """The training loop. The module, the batches and the measuring hook are arguments."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from configs.errors import UserError
 from configs.settings import StrictSettings
@@ -33,12 +33,20 @@ class TrainSettings(StrictSettings):
 class Batches(Protocol):
     """The rows of a step are a function of the step, so a resumed run sees the same ones."""
 
-    def micro_batches(self, step: int) -> list[dict[str, Tensor]]:
+    def micro_batches(self, step: int) -> list[dict[str, Any]]:
         """Inputs of the module for each forward pass of this process in step `step`; equally many everywhere."""
         ...
 
     def supervised_tokens(self, step: int) -> int:
         """Supervised tokens of step `step` over all processes together: what its loss is divided by."""
+        ...
+
+
+class Module(Protocol):
+    """What trains: called with the inputs of a micro-batch it gives its summed loss, and sums and counts [K, 2]."""
+
+    def learn(self, means: Sequence[float]) -> None:
+        """Take note of the K means over an optimiser step of all processes."""
         ...
 
 
@@ -49,7 +57,7 @@ def train(
     accelerator: Any, module: nn.Module, batches: Batches, settings: TrainSettings, folder: Path,
     measure: Measure, score: str, keep_best: Callable[[Progress, Mapping[str, float]], None],
 ) -> Progress:  # fmt: skip
-    """Train `module`, whose forward returns the summed loss over a micro-batch's supervised tokens.
+    """Train `module` (see Module) on the sum over a step's supervised tokens, divided by their number.
 
     Every `measure_every` steps, before the first and after the last, `measure` runs on every process; when its
     value named `score` is the best so far, `keep_best` is called on the main process. Resumes from the newest
@@ -58,6 +66,9 @@ def train(
     prepared, optimizer = accelerator.prepare(module, build_optimizer(module, settings.optim))
     checkpoints = folder / "checkpoints"
     progress = load_checkpoint(accelerator, checkpoints)
+    learn: Callable[[Sequence[float]], None] = module.learn  # type: ignore[assignment]
+    if progress.means:
+        learn(progress.means)
     with_wandb = settings.tracker == "wandb"
     with Tracker(accelerator, folder / "metrics.jsonl", settings.steps, progress.step, with_wandb) as tracker:
         if progress.step:
@@ -67,6 +78,7 @@ def train(
         while progress.step < settings.steps:
             began = perf_counter()
             values = _step(accelerator, prepared, optimizer, batches, settings, progress)
+            learn(progress.means)
             tokens = batches.supervised_tokens(progress.step - 1)
             values["tokens_per_s"] = tokens / (perf_counter() - began)
             tracker.log(progress.step, values, _headline(values, progress, score))
@@ -93,17 +105,18 @@ def _step(
     micro_batches = batches.micro_batches(progress.step)
     # accelerate and DeepSpeed divide by the number of micro-batches and average over processes: undo both.
     scale = accelerator.num_processes * len(micro_batches) / tokens
-    total = torch.zeros((), device=accelerator.device)
+    total, sums = torch.zeros((), device=accelerator.device), torch.zeros((), device=accelerator.device)
     module.train()
     for inputs in micro_batches:
         with accelerator.accumulate(module):
-            loss = module(**inputs)
+            loss, measured = module(**inputs)
             accelerator.backward(loss * scale)
             norm = accelerator.clip_grad_norm_(module.parameters(), settings.optim.clip_norm) \
                 if accelerator.sync_gradients else None  # fmt: skip
             optimizer.step()
             optimizer.zero_grad()
-        total += loss.detach()
+        total = total + loss.detach()
+        sums = sums + measured.detach()
     mean_loss = float(accelerator.reduce(total, reduction="sum")) / tokens
     gradient_norm = float(norm or 0.0)
     if not (isfinite(mean_loss) and isfinite(gradient_norm)):
@@ -113,8 +126,10 @@ def _step(
         )
     progress.step += 1
     progress.tokens += tokens
+    progress.means = [sum_ / max(1.0, count) for sum_, count in accelerator.reduce(sums, reduction="sum").tolist()]
     return {
         "loss": mean_loss,
+        **{f"alpha_{number}": mean for number, mean in enumerate(progress.means, start=1)},
         "learning_rate": rate,
         "gradient_norm": gradient_norm,
         "tokens": progress.tokens,

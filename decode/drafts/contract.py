@@ -1,7 +1,8 @@
 """What the decoder asks of a draft. It never asks what kind of draft it is."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -27,11 +28,13 @@ class Proposal:
 class Draft(Protocol[State]):
     """A draft follows the committed text and proposes how it goes on. Its state is explicit and clonable.
 
-    `context_tokens` is how long a text it can follow; beyond it the decoder takes plain steps. `taps` names the
-    target's hidden states that it reads (decode.kv.Reader), often none. The target has read every committed token
-    but the last, so hidden states [B, T, D·taps] always belong to the tokens one place before those they come with.
+    `model` has its weights. `context_tokens` is how long a text it can follow; beyond it the decoder takes plain steps.
+    `taps` names the target's hidden states that it reads (decode.kv.Reader), often none. The target has read every
+    committed token but the last, so hidden states [B, T, D·taps] always belong to the tokens one place before those
+    they come with.
     """
 
+    model: Any
     context_tokens: int
     taps: tuple[int, ...]
 
@@ -47,6 +50,22 @@ class Draft(Protocol[State]):
 
         Fewer, even none, are allowed where that does not depend on what was drawn.
         """
+        ...
+
+    def replayed(self, text: Tensor, hidden: Tensor | None, places: Tensor, steps: int) -> Iterator[Tensor]:
+        """Teacher-forced logits [B, N, V] of the tokens after `places` [N] of `text` [B, L], ascending.
+
+        Item j is for a token that is drafted as number j + 1 of a round; the last item is for all later ones too, so
+        a draft whose law does not depend on that gives one. `hidden` is that of the text's tokens, as in `start`.
+        """
+        ...
+
+    def in_float32(self) -> "Draft[State]":
+        """A copy of it in float32, for checks."""
+        ...
+
+    def compiled(self, compile_model: Callable[[Any], Any]) -> "Draft[State]":
+        """The same draft with its forwards compiled by `compile_model`, where that helps."""
         ...
 
     def commit(self, state: State, ids: Tensor, hidden: Tensor | None) -> None:

@@ -34,7 +34,15 @@ def trim_head(model: Any, ids: Tensor) -> None:
 
 def head_ids(model: Any) -> Tensor | None:
     """The target ids of the head's rows [V_d]; None for a head over the whole vocabulary."""
-    return getattr(model, "draft_ids", None)
+    ids: Tensor | None = getattr(model, "draft_ids", None)
+    return ids
+
+
+def scatter_logits(logits: Tensor, ids: Tensor, rows: int) -> Tensor:
+    """The logits [..., V_d] of a head over `ids` as logits over `rows` ids; those that it lacks are at -inf."""
+    whole = logits.new_full((*logits.shape[:-1], rows), -torch.inf)
+    whole[..., ids] = logits
+    return whole
 
 
 def map_fingerprint(ids: Tensor) -> str:
@@ -46,6 +54,13 @@ def load_trimmed(location: str, config: Any, dtype: torch.dtype, **arguments: An
     """Load a model whose head was trimmed. Raises UserError when weights and map do not belong together."""
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     trim_head(model, torch.zeros(getattr(config, SIZE), dtype=torch.long))
+    load_weights(model, location, **arguments)
+    check_map(model, Path(location).name)
+    return model
+
+
+def load_weights(model: Any, location: str, **arguments: Any) -> None:
+    """Fill `model` from the model.safetensors of a folder or Hub id. Raises UserError unless every tensor fits."""
     file = cached_file(location, "model.safetensors", **arguments)
     try:
         model.load_state_dict(load_file(str(file)))
@@ -53,9 +68,11 @@ def load_trimmed(location: str, config: Any, dtype: torch.dtype, **arguments: An
         raise UserError(
             f"{location}: its weights do not fit its config ({str(error).splitlines()[-1].strip()})"
         ) from None
-    said = (getattr(config, "draftsmith", None) or {}).get("vocabulary_map_hash")
+
+
+def check_map(model: Any, name: str) -> None:
+    """Raises UserError when the map inside a draft is not the one that its config names."""
+    said = (getattr(model.config, "draftsmith", None) or {}).get("vocabulary_map_hash")
     found = map_fingerprint(model.draft_ids)
     if said != found:
-        name = Path(location).name
         raise UserError(f"{name}: the vocabulary map inside it ({found}) is not the one that its config names ({said})")
-    return model

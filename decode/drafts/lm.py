@@ -1,5 +1,7 @@
 """Draft kind `lm`: a causal LM of its own, over the target's vocabulary."""
 
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -8,8 +10,9 @@ import torch
 from torch import Tensor
 
 from configs.errors import UserError
+from decode.compiled import uncompiled
 from decode.drafts.contract import Proposal
-from decode.drafts.head import head_ids
+from decode.drafts.head import head_ids, scatter_logits
 from decode.draws import Draws
 from decode.kv import Clock, Reader
 from decode.laws import Law
@@ -48,16 +51,16 @@ class LMDraft:
         check_pair(target, draft)
         return cls(draft.model, int(target.model.config.vocab_size))
 
-    def with_model(self, model: Any) -> "LMDraft":
-        """The same draft with other weights, e.g. in another precision."""
-        return LMDraft(model, self.rows)
+    def in_float32(self) -> "LMDraft":
+        return LMDraft(copy.deepcopy(uncompiled(self.model)).float(), self.rows)
+
+    def compiled(self, compile_model: Callable[[Any], Any]) -> "LMDraft":
+        return LMDraft(compile_model(self.model), self.rows)
 
     def align(self, logits: Tensor) -> Tensor:
         """The draft's logits [..., V_d] as logits over the target's rows; rows that it lacks are at -inf."""
         if self.ids is not None:
-            whole = logits.new_full((*logits.shape[:-1], self.rows), -torch.inf)
-            whole[..., self.ids] = logits
-            return whole
+            return scatter_logits(logits, self.ids, self.rows)
         shared = logits[..., : self.rows]
         return torch.nn.functional.pad(shared, (0, self.rows - shared.shape[-1]), value=-torch.inf)
 
@@ -78,6 +81,9 @@ class LMDraft:
             text = torch.cat([text, draws.choose(q, text.shape[1])], dim=1)
             laws.append(q)
         return Proposal(text[:, -num_tokens:], torch.cat(laws, dim=1), state.reader.forward_s - began_s)
+
+    def replayed(self, text: Tensor, hidden: Tensor | None, places: Tensor, steps: int) -> Iterator[Tensor]:
+        yield self.align(uncompiled(self.model)(input_ids=text[:, : int(places[-1]) + 1], logits_to_keep=places).logits)
 
     def commit(self, state: LMState, ids: Tensor, hidden: Tensor | None = None) -> None:
         # Drafted tokens that were accepted have been read already, all but the last one.

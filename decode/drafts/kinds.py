@@ -1,0 +1,70 @@
+"""Which kind of draft lies in a folder or repository, and loading it for its target."""
+
+from typing import Any, cast
+
+import torch
+from transformers import GenerationConfig
+
+from configs.errors import UserError
+from decode.drafts.contract import Draft
+from decode.drafts.eagle3 import Eagle3Draft
+from decode.drafts.eagle3_model import TAPS, LlamaForCausalLMEagle3
+from decode.drafts.head import check_map, load_weights
+from decode.drafts.lm import LMDraft
+from decode.models import (
+    UNLOADABLE,
+    Loaded,
+    check_pair,
+    first_line,
+    load_model,
+    load_tokenizer,
+    named_device,
+    named_dtype,
+    parse_reference,
+    read_model_config,
+    weights_revision,
+)
+
+
+def load_draft(target: Loaded, text: str, dtype: str = "auto", device: str = "auto") -> Draft[Any]:
+    """The draft in a folder, Hub id or GGUF file, for this target. Raises UserError when the two do not fit."""
+    config = read_model_config(text)
+    if is_feature_draft(config):
+        return _load_eagle3(target, text, config, dtype, device)
+    return LMDraft.of_pair(target, load_model(text, dtype, device))
+
+
+def draft_revision(text: str) -> str:
+    """What the draft's weights are: the Hub commit, else a fingerprint of the local files."""
+    return weights_revision(parse_reference(text), read_model_config(text))
+
+
+def is_feature_draft(config: Any) -> bool:
+    """Whether a transformers config is that of a draft which reads its target's hidden states."""
+    return LlamaForCausalLMEagle3.__name__ in (config.architectures or ())
+
+
+def _load_eagle3(target: Loaded, text: str, config: Any, dtype: str, device: str) -> Eagle3Draft:
+    name, width = target.model.config.model_type, target.model.config.hidden_size
+    if getattr(config, "target_hidden_size", None) != width or config.vocab_size != target.model.config.vocab_size:
+        raise UserError(
+            f"{text}: reads hidden states of width {getattr(config, 'target_hidden_size', None)} and "
+            f"{config.vocab_size} ids; {target.name} ({name}) has {width} and {target.model.config.vocab_size}: "
+            "use a draft made for this target"
+        )
+    if max(getattr(config, TAPS)) > target.model.config.num_hidden_layers:
+        raise UserError(f"{text}: reads hidden states {getattr(config, TAPS)}, which {target.name} does not have")
+    reference = parse_reference(text)
+    wanted = target.model.dtype if dtype == "auto" else cast(torch.dtype, named_dtype(dtype))
+    try:
+        model = LlamaForCausalLMEagle3(config)
+        load_weights(model, reference.location, **reference.arguments())
+    except UserError:
+        raise
+    except UNLOADABLE as error:
+        raise UserError(f"{text}: cannot be loaded as a feature draft ({first_line(error)})") from error
+    check_map(model, text)
+    model.generation_config = target.model.generation_config or GenerationConfig()
+    model = model.to(named_device(device), wanted).eval().requires_grad_(False)
+    check_pair(target, Loaded(model, load_tokenizer(text), text, "", model.dtype))
+    return Eagle3Draft(model, target.model.get_input_embeddings())
