@@ -1,7 +1,7 @@
 """Prefill, rounds, stops: from the ids of a prompt to those of an answer, and its trace."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 
 from configs.errors import UserError
 from decode.drafts.contract import Draft
+from decode.drafts.temperature import drafting_temperature
 from decode.draws import Draws, SeededDraws, SharedNoise
 from decode.kv import Clock, Reader
 from decode.laws import Law
@@ -61,10 +62,12 @@ class Settings:
         penalties = self.penalties.processors(prompt_tokens, self.stops.eos_ids, device)
         return replace(self.law, processors=(*penalties, *self.law.processors))
 
-    def draft_law(self, target_law: Law) -> Law:
-        """The draft's law: the target's, or the same at another temperature."""
+    def draft_law(self, target_law: Law, fitted: Mapping[float, float] = {}) -> Law:
+        """The draft's law: the target's at the asked for temperature, else at the one `fitted` to it (Draft)."""
         if self.draft_temperature is None:
-            return target_law
+            if target_law.is_greedy:
+                return target_law
+            return replace(target_law, temperature=drafting_temperature(fitted, target_law.temperature))
         if self.draft_temperature == 0:
             return target_law.greedy()
         return replace(target_law, temperature=self.draft_temperature)
@@ -115,7 +118,7 @@ def stream_ids(
     watch = StopWatch(settings.stops, prompt_ids, limit, limit_reason, tokenizer)
     device = next(target.parameters()).device
     answer = Generation(seed=secrets.randbits(31) if settings.seed is None else settings.seed)
-    rules = _rules(settings, len(prompt_ids), device, draws or _draws(settings, answer.seed, device))
+    rules = _rules(settings, draft, len(prompt_ids), device, draws or _draws(settings, answer.seed, device))
     clock = clock or device_clock(device)
     policy = settings.length_policy()
 
@@ -169,9 +172,12 @@ def _draws(settings: Settings, seed: int, device: torch.device) -> Draws:
     return SharedNoise(seed, device) if settings.seed_exact else SeededDraws(seed, device)
 
 
-def _rules(settings: Settings, prompt_tokens: int, device: torch.device, draws: Draws) -> Rules:
+def _rules(
+    settings: Settings, draft: Draft[Any] | None, prompt_tokens: int, device: torch.device, draws: Draws
+) -> Rules:
     law = settings.target_law(prompt_tokens, device)
-    return Rules(law, settings.draft_law(law), VERIFIERS[settings.chosen_verifier], draws)
+    draft_law = settings.draft_law(law, draft.temperatures if draft else {})
+    return Rules(law, draft_law, VERIFIERS[settings.chosen_verifier], draws)
 
 
 def _token_limit(target: Any, prompt_ids: list[int], settings: Settings) -> tuple[int, str]:

@@ -3,52 +3,18 @@
 import copy
 import json
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import torch
 import transformers
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from configs.errors import UserError
 from configs.files import whole_folder, without_local_paths, write_json
-from configs.settings import StrictSettings
 from decode.chat import template_fingerprint
 from decode.drafts.eagle3_model import LlamaForCausalLMEagle3, eagle3_config
 from decode.drafts.head import head_ids, map_fingerprint
 from decode.models import Loaded, tokenizer_fingerprint
-
-
-class DraftSettings(StrictSettings):
-    """The draft's kind and shape."""
-
-    kind: Literal["lm", "eagle3"] = Field(
-        "lm", description="lm: a causal LM of its own. eagle3: one layer that reads the target's hidden states."
-    )
-    layers: tuple[int, ...] = Field(
-        (0, -1), min_length=1, description="lm: layers of the target to keep; -1 is the last."
-    )
-    vocabulary: int = Field(0, ge=0, description="Ids in the draft's head: the most frequent in the answers; 0 is all.")
-    taps: tuple[int, ...] = Field(
-        (), description="eagle3: hidden states of the target to read, 0 the embeddings; none: early, middle and late."
-    )
-    unroll_steps: int = Field(3, ge=1, description="eagle3: drafted tokens of a round that training goes through.")
-
-    @model_validator(mode="after")
-    def _refuse_what_has_no_effect(self) -> Self:
-        idle = {"lm": ("taps", "unroll_steps"), "eagle3": ("layers",)}[self.kind]
-        for name in idle:
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"draft.{name} has no effect on a draft of kind {self.kind}")
-        return self
-
-
-def chosen_taps(settings: DraftSettings, target: Any) -> tuple[int, ...]:
-    """The hidden states that a draft of `settings` reads of a target with this transformers config; none for `lm`."""
-    if settings.kind == "lm":
-        return ()
-    depth = target.num_hidden_layers
-    return settings.taps or tuple(sorted({min(2, depth), depth // 2, depth - 1}))
 
 
 def build_lm_draft(target: Any, layers: tuple[int, ...]) -> Any:
@@ -81,6 +47,33 @@ def build_lm_draft(target: Any, layers: tuple[int, ...]) -> Any:
     draft.load_state_dict(weights)
     draft.generation_config = copy.deepcopy(target.generation_config)
     return draft.float()
+
+
+def scratch_lm_draft(target: Any, depth: int, width: int, seed: int) -> Any:
+    """A causal LM of the target's architecture with `depth` layers of `width`, random weights that only `seed` decides.
+
+    Heads keep the target's size, and the MLP its ratio to the width. Raises UserError for a width that holds no whole
+    number of heads.
+    """
+    config = copy.deepcopy(target.config)
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    groups = config.num_attention_heads // config.num_key_value_heads
+    if width % head:
+        raise UserError(f"draft.width {width}: expected a multiple of {head}, the size of the target's heads")
+    config.intermediate_size = config.intermediate_size * width // config.hidden_size
+    config.num_attention_heads = width // head
+    config.num_key_value_heads = max(1, width // head // groups)
+    if config.num_attention_heads % config.num_key_value_heads:
+        config.num_key_value_heads = 1
+    config.hidden_size, config.head_dim, config.num_hidden_layers = width, head, depth
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[-depth:]
+    config.dtype = torch.float32
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        draft = type(target)(config).float()
+    draft.generation_config = copy.deepcopy(target.generation_config)
+    return draft
 
 
 def build_eagle3_draft(target: Any, taps: tuple[int, ...], ids: Tensor, seed: int) -> LlamaForCausalLMEagle3:

@@ -17,29 +17,29 @@ from configs.files import recover, sha256, write_json
 from configs.provenance import provenance
 from configs.reader import write_config
 from configs.settings import StrictSettings
-from decode.drafts.contract import Draft
-from decode.drafts.eagle3 import Eagle3Draft
-from decode.drafts.head import head_ids, trim_head
-from decode.drafts.lm import LMDraft
+from decode.drafts.head import head_ids
+from decode.drafts.kinds import load_draft
 from decode.models import Loaded, load_model
 from distill.answers import DataSettings, with_template
 from distill.batches import Schedule, pack
-from distill.build import DraftSettings, build_eagle3_draft, build_lm_draft, chosen_taps, save_draft
+from distill.build import save_draft
+from distill.calibration import fit_temperatures, store_temperatures
 from distill.claims import check_answers, check_inputs, check_output, target_identity
-from distill.logit_cache import CacheSettings, LogitCache, check_taps
+from distill.logit_cache import CacheSettings, LogitCache
 from distill.measuring import acceptance_hook
 from distill.objectives import ObjectiveSettings
 from distill.on_policy import OnPolicy, OnPolicySettings
 from distill.rows import Reading, Row, read_rows, split_held_out
+from distill.shape import DraftSettings, chosen_taps, make_draft, student_and_drafter
 from distill.step import DistillStep
-from distill.students import Eagle3Student, LMStudent, Student
 from distill.supply import Supply, micro_batches_per_step
 from distill.teacher import Teacher, check_packing, check_plain_head
-from distill.vocabulary import choose_ids, count_tokens, coverage, kept_always
 from train.checkpoint import Progress, remove_checkpoints
 from train.loop import TrainSettings, train
 from train.parallel import launch_name, start_accelerator
 from train.tracking import check_tracker, start_wandb
+
+CALIBRATION_ROWS = 64  # training rows that the draft's temperatures are fitted on
 
 
 class JobSettings(StrictSettings):
@@ -90,12 +90,12 @@ def run(settings: JobSettings) -> Path:
         remove_checkpoints(settings.output / "checkpoints")
         print(f"{draft_folder}: this run is finished already", file=sys.stderr)
         return draft_folder
-    draft, sequences = _draft(settings, target, rows), _sequences(settings, target, rows)
+    draft, sequences = make_draft(settings.draft, target, rows, settings.seed), _sequences(settings, target, rows)
     cache = _cache(settings, target, every_row)
     accelerator = _start(settings, micro_batches, inputs)
 
     teacher, draft = Teacher(target.model.to(accelerator.device)), draft.to(accelerator.device)
-    student, drafter = _student_and_drafter(settings, draft, target)
+    student, drafter = student_and_drafter(settings.draft, draft, target)
     step = DistillStep(student, settings.objective, settings.chunk_tokens, head_ids(draft))
     law, gamma = replace(settings.data.law, vocabulary=target.vocabulary), settings.measure_num_draft_tokens
     supply = Supply(
@@ -123,37 +123,13 @@ def run(settings: JobSettings) -> Path:
 
     progress = train(accelerator, step, supply, settings.train, settings.output, measure, "tau", keep_best)
     if accelerator.is_main_process:
+        best = load_draft(target, str(draft_folder), settings.teacher_dtype, str(accelerator.device))
+        sampled = [row for row in rows if not row.greedy][:CALIBRATION_ROWS]
+        store_temperatures(fit_temperatures(best, teacher, sampled, law, accelerator.device), draft_folder)
         write_json(done, {"best_step": progress.best_step, "tau": progress.best_score, "tokens": progress.tokens})
         remove_checkpoints(settings.output / "checkpoints")
     accelerator.end_training()
     return draft_folder
-
-
-def _draft(settings: JobSettings, target: Loaded, rows: list[Row]) -> Any:
-    """The draft before training."""
-    ids = None
-    if settings.draft.vocabulary:
-        counts = count_tokens(rows, target.model.config.vocab_size)
-        always = kept_always(target, counts)
-        ids = choose_ids(counts, settings.draft.vocabulary, always, len(target.tokenizer))
-        _say(f"the head keeps {len(ids)} ids: {coverage(counts, ids):.2%} of the supervised tokens")
-    if settings.draft.kind == "eagle3":
-        taps = chosen_taps(settings.draft, target.model.config)
-        check_taps(taps, target.model.config)
-        head = torch.arange(target.model.config.vocab_size) if ids is None else ids
-        return build_eagle3_draft(target.model, taps, head, settings.seed)
-    draft = build_lm_draft(target.model, settings.draft.layers)
-    if ids is not None:
-        trim_head(draft, ids)
-    return draft
-
-
-def _student_and_drafter(settings: JobSettings, draft: Any, target: Loaded) -> tuple[Student, Draft[Any]]:
-    """The draft as it trains, and as it drafts."""
-    if settings.draft.kind == "eagle3":
-        embeddings = target.model.get_input_embeddings()
-        return Eagle3Student(draft, settings.draft.unroll_steps), Eagle3Draft(draft, embeddings)
-    return LMStudent(draft), LMDraft(draft, int(target.model.config.vocab_size))
 
 
 def _sequences(settings: JobSettings, target: Loaded, rows: list[Row]) -> list[list[Row]]:
@@ -218,7 +194,9 @@ def _say(line: str) -> None:
 
 def _start(settings: JobSettings, micro_batches: int, inputs: dict[str, str]) -> Any:
     tracker = None if settings.train.tracker == "none" else settings.train.tracker
-    accelerator = start_accelerator(micro_batches, settings.train.optim.clip_norm, settings.seed, tracker)
+    accelerator = start_accelerator(
+        micro_batches, settings.train.optim.clip_norm, settings.seed, tracker, settings.train.mixed_precision
+    )
     if accelerator.is_main_process:
         settings.output.mkdir(parents=True, exist_ok=True)
         write_json(settings.output / "inputs.json", inputs)

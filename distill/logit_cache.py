@@ -213,10 +213,10 @@ class LogitCache:
         return Signal(ids.to(torch.int32).long(), logp.float(), tail)
 
     def tapped(self, row: Row) -> Tensor:
-        """The tapped hidden states of every token of `row`, [T, D·taps]."""
+        """The tapped hidden states of every token of `row`, [T, D·taps], as kept."""
         content, _, start = self._place(row)
         tapped: Tensor = content.get_slice("tapped")[start : start + len(row.ids)]
-        return tapped.float()
+        return tapped
 
     def _place(self, row: Row) -> tuple[Any, int, int]:
         """Its shard, and where in it the row's first supervised token and its first token are."""

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distill.objectives import Columns, ObjectiveSettings, cached_columns, objective, online_columns
+from distill.objectives import (
+    Columns,
+    ObjectiveSettings,
+    at_least_float32,
+    cached_columns,
+    objective,
+    online_columns,
+)
 from distill.students import Student
 
 Compare = Callable[[slice, Tensor], Columns]  # (which places, their q_logits [K, n, V_d])
@@ -94,20 +101,25 @@ class _ChunkedSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, loss: ChunkLoss, hidden: Tensor, head: Tensor, chunk_tokens: int) -> tuple[Tensor, Tensor]:
+        device = hidden.device.type
         total = hidden.new_zeros((), dtype=torch.float32)
         alpha = hidden.new_zeros(len(hidden), dtype=torch.float32)
         hidden_grad, head_grad = torch.empty_like(hidden), torch.zeros_like(head)
-        with torch.autocast(hidden.device.type, enabled=False):
+        # Products in autocast's dtype where it is on, the loss at least in float32.
+        product_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.dtype
+        matrix = head.detach().to(product_dtype)
+        with torch.autocast(device, enabled=False):
             for start in range(0, hidden.shape[1], chunk_tokens):
                 chunk = slice(start, start + chunk_tokens)
-                inputs = hidden[:, chunk].to(head.dtype)  # under autocast the body gives half precision
-                q_logits = (inputs @ head.T).requires_grad_()
+                inputs = hidden[:, chunk].to(product_dtype)
+                q_logits = at_least_float32(inputs @ matrix.T).requires_grad_()
                 with torch.enable_grad():
                     losses, alphas = loss(chunk, q_logits)
                     chunk_loss = losses.sum()
                 (q_grad,) = torch.autograd.grad(chunk_loss, q_logits)
-                hidden_grad[:, chunk] = (q_grad @ head).to(hidden.dtype)
-                head_grad.addmm_(q_grad.flatten(0, 1).T, inputs.flatten(0, 1))
+                q_grad = q_grad.to(product_dtype)
+                hidden_grad[:, chunk] = (q_grad @ matrix).to(hidden.dtype)
+                head_grad += q_grad.flatten(0, 1).T @ inputs.flatten(0, 1)
                 total += chunk_loss.detach()
                 alpha += alphas.detach().sum(-1)
         ctx.save_for_backward(hidden_grad, head_grad)

@@ -50,7 +50,7 @@ class Eagle3Student(nn.Module):
             positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         row, place = predicts.nonzero(as_tuple=True)
         first = max(0, int(place.min()) - self.steps)
-        features = self.model.fc(tapped[:, :-1])
+        features = self.model.fc(tapped[:, :-1].to(self.model.fc.weight.dtype))
         outputs = unroll(self.model, embedded[:, 1:], features, positions[:, :-1], self.steps, first)
         # Step k of entry i predicts token i + 2 + k, whose law is the target's at i + 1 + k.
         entries = [place - 1 - k for k in range(self.steps)]

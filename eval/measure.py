@@ -58,6 +58,7 @@ def measure(options: EvalOptions, out: Path) -> Report:
         "suite_sha256": sha256(path),
         "target_revision": target.revision,
         "draft_revision": draft_revision(options.draft),
+        "fitted_draft_temperatures": {f"{t:g}": value for t, value in draft.temperatures.items()},
         "run_dtype": str(target.model.dtype).removeprefix("torch."),
     }
     finished = _read_back(out / "report.json", described, options.threads)
@@ -109,7 +110,7 @@ def _replay(target: Loaded, draft: Draft[Any], run: PromptRun, settings: Setting
     reader = Reader(uncompiled(target.model), taps=draft.taps)
     p = law(reader.read(read, keep=len(emitted)), read)[0]
     drafted = draft.replayed(text, reader.tapped, places, longest)
-    q = (settings.draft_law(law)(logits, read)[0] for logits in drafted)
+    q = (settings.draft_law(law, draft.temperatures)(logits, read)[0] for logits in drafted)
     return replay_text(p, q, text[0, places + 1], ended=emitted[-1] in target.eos_ids)
 
 

@@ -1,5 +1,6 @@
 """Tiny real models, made from configs, and the real target."""
 
+import json
 import os
 from pathlib import Path
 
@@ -82,3 +83,36 @@ def smollm2() -> Path:
     folder = ROOT / "models" / "smollm2-135m-instruct"
     assert folder.is_dir(), "models/smollm2-135m-instruct is missing: run `make setup`"
     return folder
+
+
+@pytest.fixture(scope="session")
+def answers(tiny_target, tmp_path_factory) -> Path:
+    """Forty answers of the tiny target to prompts of the demo."""
+    from decode.models import load_model
+    from distill.answers import DataSettings, write_answers
+    from eval.suites import find_prompts
+
+    folder = tmp_path_factory.mktemp("answers")
+    prompts = folder / "prompts.jsonl"
+    lines = [json.loads(line) for line in find_prompts("demo").read_text(encoding="utf-8").splitlines()]
+    short = [line for line in lines if len(line["prompt"]) < 60][:40]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in short), encoding="utf-8")
+    settings = DataSettings(answers=folder / "answers.jsonl", prompts=str(prompts), max_new_tokens=24, batch_rows=20)
+    write_answers(load_model(str(tiny_target)), settings, seed=0)
+    return settings.answers
+
+
+@pytest.fixture(scope="session")
+def job(tiny_target, answers):
+    """Arguments of a short run, of a one-layer draft unless `kind` says otherwise."""
+
+    def arguments(output: Path, *more: str, kind: str = "lm") -> list[str]:
+        shape = {"lm": "draft.layers=[0]", "lm from scratch": "draft.kind=lm", "eagle3": "draft.kind=eagle3"}[kind]
+        return [
+            f"target={tiny_target}", f"output={output}", f"data.answers={answers}", "data.held_out_rows=6",
+            "data.max_new_tokens=24", shape, "train.steps=8", "train.batch_rows=8", "train.micro_rows=2",
+            "train.measure_every=4", "train.save_every=2", "train.optim.learning_rate=3e-3",
+            "train.optim.warmup_steps=2", *more,
+        ]  # fmt: skip
+
+    return arguments

@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.errors import UserError
 from decode.models import load_model
-from distill.build import build_lm_draft, save_draft
+from distill.build import build_lm_draft, save_draft, scratch_lm_draft
+from distill.shape import DraftSettings
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +75,30 @@ def test_a_failed_save_leaves_the_earlier_draft(target, tmp_path):
     with pytest.raises(TypeError):
         save_draft(build_lm_draft(target.model, (1,)), target, "lm", {"step": object()}, folder)
     assert json.loads(Path(folder / "training.json").read_text()) == {"step": 1}
+
+
+def test_a_draft_from_scratch_has_the_asked_for_depth_and_width_and_the_targets_head_size(target):
+    draft = scratch_lm_draft(target.model, depth=2, width=16, seed=1)
+    assert draft.model.embed_tokens.weight.shape == (len(target.tokenizer), 16)
+    assert len(draft.model.layers) == 2
+    assert draft.config.head_dim == target.model.config.hidden_size // target.model.config.num_attention_heads
+    assert draft(torch.tensor([[5, 9]])).logits.shape == (1, 2, len(target.tokenizer))
+    again, other = (scratch_lm_draft(target.model, 2, 16, seed) for seed in (1, 2))
+    assert torch.equal(draft.lm_head.weight, again.lm_head.weight)
+    assert not torch.equal(draft.lm_head.weight, other.lm_head.weight)
+    with pytest.raises(UserError, match="multiple of 8, the size of the target's heads"):
+        scratch_lm_draft(target.model, 2, 20, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"depth": 3}, "depth has no effect on a draft of kind lm that starts from target"),
+        ({"init": "scratch", "layers": (1,)}, "layers has no effect on a draft of kind lm that starts from scratch"),
+        ({"init": "org/model", "width": 64}, "width has no effect on a draft of kind lm that starts from org/model"),
+        ({"kind": "eagle3", "init": "scratch"}, "init has no effect on a draft of kind eagle3"),
+    ],
+)
+def test_shapes_without_effect_are_refused(settings, word):
+    with pytest.raises(ValueError, match=word):
+        DraftSettings(**settings)

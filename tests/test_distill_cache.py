@@ -271,7 +271,7 @@ def test_tapped_hidden_states_of_every_token_are_kept_beside(teacher, rows, tmp_
     for row in rows:
         output = teacher._model(input_ids=torch.tensor([row.ids]), output_hidden_states=True)
         expected = torch.cat([output.hidden_states[0], output.hidden_states[2]], dim=-1)[0]
-        torch.testing.assert_close(cache.tapped(row), expected, atol=1e-2, rtol=1e-2)
+        torch.testing.assert_close(cache.tapped(row).float(), expected, atol=1e-2, rtol=1e-2)
         assert cache.signal(row).tail.shape == (row.supervised,)
     on_disk = sum((tmp_path / shard.file).stat().st_size for shard in manifest.shards)
     said = whole_bytes(rows, settings(tmp_path, taps=(0, 2)), teacher._model.config)

@@ -70,6 +70,9 @@ def test_what_a_server_cannot_do_is_said_in_one_line(target, monkeypatch):
         engine = Engine([local.url], "tiny")
         with pytest.raises(UserError, match="answers without token_ids"):
             engine.answer([[5, 6]], Law(), 4, seed=0)
+        asked = local.requests[0]  # nothing is left to the model's own generation config
+        assert {asked[name] for name in ("min_p", "presence_penalty", "frequency_penalty")} == {0.0}
+        assert (asked["repetition_penalty"], asked["top_k"], asked["top_p"]) == (1.0, -1, 1.0)
         with pytest.raises(UserError, match="gives no prompt_logprobs"):
             engine.score(ROWS, 4)
         with pytest.raises(UserError, match=r"refused with 400 \(Requested prompt logprobs of 8"):

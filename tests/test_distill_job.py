@@ -1,76 +1,17 @@
 """The whole job on tiny models, in processes of its own, launched as people launch it."""
 
 import json
-import os
+import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from jobs import BIN, LAUNCHES, ROOT, environment, losses, metrics, run, run_decode
 from transformers import AutoModelForCausalLM
 
 from decode.models import load_model
-from distill.answers import DataSettings, write_answers
-from eval.suites import find_prompts
-
-ROOT = Path(__file__).resolve().parent.parent
-BIN = Path(sys.executable).parent
-LAUNCHES = {
-    "1 process": [sys.executable, "-m", "distill"],
-    "2 x DDP": [str(BIN / "accelerate"), "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
-                "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "distill"],
-    "2 x ZeRO-2": [str(BIN / "accelerate"), "launch", "--config_file", str(ROOT / "configs/accelerate/zero2.yaml"),
-                   "-m", "distill"],
-}  # fmt: skip
-ENVIRONMENTS = {"2 x DDP": {"ACCELERATE_USE_CPU": "true"}}
-
-
-@pytest.fixture(scope="session")
-def answers(tiny_target, tmp_path_factory) -> Path:
-    """Forty answers of the tiny target to prompts of the demo."""
-    folder = tmp_path_factory.mktemp("answers")
-    prompts = folder / "prompts.jsonl"
-    lines = [json.loads(line) for line in find_prompts("demo").read_text(encoding="utf-8").splitlines()]
-    short = [line for line in lines if len(line["prompt"]) < 60][:40]
-    prompts.write_text("".join(json.dumps(line) + "\n" for line in short), encoding="utf-8")
-    settings = DataSettings(answers=folder / "answers.jsonl", prompts=str(prompts), max_new_tokens=24, batch_rows=20)
-    write_answers(load_model(str(tiny_target)), settings, seed=0)
-    return settings.answers
-
-
-@pytest.fixture(scope="session")
-def job(tiny_target, answers):
-    """Arguments of a short run."""
-
-    def arguments(output: Path, *more: str) -> list[str]:
-        return [
-            f"target={tiny_target}", f"output={output}", f"data.answers={answers}", "data.held_out_rows=6",
-            "data.max_new_tokens=24", "draft.layers=[0]", "train.steps=8", "train.batch_rows=8", "train.micro_rows=2",
-            "train.measure_every=4", "train.save_every=2", "train.optim.learning_rate=3e-3",
-            "train.optim.warmup_steps=2", *more,
-        ]  # fmt: skip
-
-    return arguments
-
-
-def environment(launch: str = "1 process") -> dict[str, str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "OMP_"))}
-    return clean | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | ENVIRONMENTS.get(launch, {})
-
-
-def run(arguments: list[str], launch: str = "1 process") -> subprocess.CompletedProcess[str]:
-    command = [*LAUNCHES[launch], *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(launch), timeout=300)
-
-
-def metrics(output: Path) -> list[dict]:
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(output: Path) -> list[float]:
-    return [row["loss"] for row in metrics(output) if "loss" in row]
 
 
 @pytest.fixture(scope="session")
@@ -158,8 +99,6 @@ def test_another_run_in_the_same_folder_is_refused_with_what_differs(finished, j
 
 
 def test_a_run_whose_answers_changed_since_it_began_is_refused(finished, job, answers, tmp_path):
-    import shutil
-
     shutil.copytree(finished, tmp_path / "run")
     changed = tmp_path / "answers.jsonl"
     changed.write_text("".join(answers.read_text().splitlines(keepends=True)[:-1]))
@@ -169,6 +108,24 @@ def test_a_run_whose_answers_changed_since_it_began_is_refused(finished, job, an
     done = run(job(tmp_path / "run", f"data.answers={changed}"))
     assert done.returncode == 2
     assert "began with other inputs (changed: answers_sha256)" in done.stderr
+
+
+def test_a_run_whose_template_changed_since_it_began_is_refused(finished, job, answers, tiny_target, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    shutil.copytree(tiny_target, tmp_path / "target")
+    imported = tmp_path / "imported.jsonl"  # without provenance: nothing says which template it was written with
+    shutil.copy(answers, imported)
+    config = tmp_path / "run" / "config.yaml"
+    same = [f"data.answers={imported}", f"target={tmp_path / 'target'}"]
+    config.write_text(
+        config.read_text().replace(str(answers), str(imported)).replace(str(tiny_target), str(tmp_path / "target"))
+    )
+    assert "finished already" in run(job(tmp_path / "run", *same)).stderr
+    template = tmp_path / "target" / "chat_template.jinja"
+    template.write_text(template.read_text() + "{# another #}")
+    done = run(job(tmp_path / "run", *same))
+    assert done.returncode == 2
+    assert "began with other inputs (changed: chat_template_hash)" in done.stderr
 
 
 def test_bad_data_stops_with_one_line_and_exit_code_2_and_writes_nothing(job, tmp_path):
@@ -230,20 +187,11 @@ def test_rolled_out_rows_train_on_any_number_of_processes(job, tmp_path, launch)
     assert losses(output)[-1] < losses(output)[0]
 
 
-def run_decode(target: Path, draft: Path | None = None) -> dict:
-    command = [
-        sys.executable,
-        "-m",
-        "decode",
-        "--target",
-        target,
-        "--prompt",
-        "Who?",
-        "--json",
-        "--max-new-tokens",
-        "20",
-    ]
-    command += ["--draft", draft] if draft else []
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT, timeout=120)
+def test_a_draft_trains_from_scratch_and_from_another_draft(finished, job, tmp_path):
+    small = ["draft.init=scratch", "draft.depth=1", "draft.width=16"]
+    done = run(job(tmp_path / "scratch", *small, kind="lm from scratch"))
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert losses(tmp_path / "scratch")[-1] < losses(tmp_path / "scratch")[0]
+    done = run(job(tmp_path / "again", f"draft.init={finished / 'draft'}", kind="lm from scratch"))
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "again")[0] < 0.9 * losses(finished)[0]

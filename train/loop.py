@@ -26,6 +26,9 @@ class TrainSettings(StrictSettings):
     measure_every: int = Field(50, ge=1, description="Steps between acceptance measurements; the best one is kept.")
     save_every: int = Field(50, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(1, ge=1, description="Checkpoints kept while the run lasts.")
+    mixed_precision: Literal["no", "bf16"] | None = Field(
+        None, description="bf16: products in half precision, weights and losses in float32. Default: as launched."
+    )
     tracker: Literal["none", "wandb"] = Field("none", description="metrics.jsonl is always written; wandb on top.")
     optim: OptimSettings = OptimSettings()
 

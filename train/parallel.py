@@ -8,11 +8,13 @@ import torch
 from configs.errors import UserError
 
 
-def start_accelerator(micro_batches: int, clip_norm: float, seed: int, tracker: str | None = None) -> Any:
+def start_accelerator(
+    micro_batches: int, clip_norm: float, seed: int, tracker: str | None = None, mixed_precision: str | None = None
+) -> Any:
     """An Accelerator for the launch we are in: one process, DDP, or DeepSpeed ZeRO-1/2.
 
     `micro_batches` backward passes make one optimiser step; gradients are clipped to `clip_norm`;
-    `seed` sets the global random state (dropout, if the draft has any).
+    `seed` sets the global random state (dropout, if the draft has any). `mixed_precision` None is the launcher's.
     Raises UserError for a launch that would silently train in another way than it says.
     """
     wants_deepspeed = _flag("ACCELERATE_USE_DEEPSPEED")
@@ -23,7 +25,7 @@ def start_accelerator(micro_batches: int, clip_norm: float, seed: int, tracker: 
     from accelerate import Accelerator
     from accelerate.utils import set_seed
 
-    accelerator = Accelerator(kwargs_handlers=handlers, log_with=tracker)
+    accelerator = Accelerator(kwargs_handlers=handlers, log_with=tracker, mixed_precision=mixed_precision)
     _check_launch(accelerator, wants_deepspeed)
     if accelerator.device.type == "cpu":
         torch.set_num_threads(_threads_of_a_process())

@@ -1,6 +1,6 @@
 """What the decoder asks of a draft. It never asks what kind of draft it is."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -31,12 +31,13 @@ class Draft(Protocol[State]):
     `model` has its weights. `context_tokens` is how long a text it can follow; beyond it the decoder takes plain steps.
     `taps` names the target's hidden states that it reads (decode.kv.Reader), often none. The target has read every
     committed token but the last, so hidden states [B, T, D·taps] always belong to the tokens one place before those
-    they come with.
+    they come with. `temperatures` are the draft's best ones for some of the target's (decode/drafts/temperature.py).
     """
 
     model: Any
     context_tokens: int
     taps: tuple[int, ...]
+    temperatures: Mapping[float, float]
 
     def start(self, text: Tensor, hidden: Tensor | None, clock: Clock = ...) -> State:
         """Begin to follow the committed `text` [B, L]; `hidden` is that of its first L - 1 tokens, or None (no taps).

@@ -1,7 +1,7 @@
 """Draft kind `eagle3`: a feature draft that reads the target's hidden states (decode/drafts/eagle3_model.py)."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from decode.drafts.contract import Proposal
 from decode.drafts.eagle3_model import KeysValues, LlamaForCausalLMEagle3, unroll
 from decode.drafts.head import scatter_logits
+from decode.drafts.temperature import fitted_temperatures
 from decode.draws import Draws
 from decode.kv import Clock
 from decode.laws import Law
@@ -42,6 +43,7 @@ class Eagle3Draft:
         self.context_tokens = int(model.config.max_position_embeddings)
         self.rows = int(model.config.vocab_size)
         self.ids = model.draft_ids
+        self.temperatures: Mapping[float, float] = fitted_temperatures(model.config)
 
     def in_float32(self) -> "Eagle3Draft":
         return Eagle3Draft(copy.deepcopy(self.model).float(), copy.deepcopy(self.embeddings).float())

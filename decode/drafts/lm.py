@@ -1,7 +1,7 @@
 """Draft kind `lm`: a causal LM of its own, over the target's vocabulary."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -13,6 +13,7 @@ from configs.errors import UserError
 from decode.compiled import uncompiled
 from decode.drafts.contract import Proposal
 from decode.drafts.head import head_ids, scatter_logits
+from decode.drafts.temperature import fitted_temperatures
 from decode.draws import Draws
 from decode.kv import Clock, Reader
 from decode.laws import Law
@@ -44,6 +45,7 @@ class LMDraft:
         self.context_tokens = int(model.config.max_position_embeddings)
         self.rows = rows or int(model.config.vocab_size)
         self.ids = head_ids(model)
+        self.temperatures: Mapping[float, float] = fitted_temperatures(model.config)
 
     @classmethod
     def of_pair(cls, target: Loaded, draft: Loaded) -> "LMDraft":
