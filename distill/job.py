@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -27,7 +27,7 @@ from distill.calibration import fit_temperatures, store_temperatures
 from distill.claims import check_answers, check_inputs, check_output, target_identity
 from distill.logit_cache import CacheSettings, LogitCache
 from distill.measuring import acceptance_hook
-from distill.objectives import ObjectiveSettings
+from distill.objectives import objective
 from distill.on_policy import OnPolicy, OnPolicySettings
 from distill.rows import Reading, Row, read_rows, split_held_out
 from distill.shape import DraftSettings, chosen_taps, make_draft, student_and_drafter
@@ -38,6 +38,18 @@ from train.checkpoint import Progress, remove_checkpoints
 from train.loop import TrainSettings, train
 from train.parallel import launch_name, start_accelerator
 from train.tracking import check_tracker, start_wandb
+
+
+class ObjectiveSettings(StrictSettings):
+    """What the draft minimises."""
+
+    name: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "negative_log_alpha", "hybrid"] = (
+        Field("forward_kl", description="hybrid is λ·forward_kl + (1-λ)·total_variation, λ = exp(-eta·mean α).")
+    )
+    beta: float = Field(0.5, ge=0, le=1, description="Of jensen_shannon: 0 is forward_kl, 1 is reverse_kl.")
+    eta: float = Field(3.0, ge=0, description="Of hybrid: how fast λ falls with α; 0 is forward_kl.")
+    step_decay: float = Field(0.8, gt=0, le=1, description="Weight of an unrolled step ÷ that of the step before.")
+
 
 CALIBRATION_ROWS = 64  # training rows that the draft's temperatures are fitted on
 
@@ -96,7 +108,8 @@ def run(settings: JobSettings) -> Path:
 
     teacher, draft = Teacher(target.model.to(accelerator.device)), draft.to(accelerator.device)
     student, drafter = student_and_drafter(settings.draft, draft, target)
-    step = DistillStep(student, settings.objective, settings.chunk_tokens, head_ids(draft))
+    loss_of = objective(settings.objective.name, settings.objective.beta, settings.objective.eta)
+    step = DistillStep(student, loss_of, settings.objective.step_decay, settings.chunk_tokens, head_ids(draft))
     law, gamma = replace(settings.data.law, vocabulary=target.vocabulary), settings.measure_num_draft_tokens
     supply = Supply(
         sequences, Schedule(len(sequences), settings.train.batch_rows, settings.seed), teacher,

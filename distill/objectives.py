@@ -6,13 +6,11 @@ target's original law: what p has outside the columns is lost to the draft.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
-
-from configs.settings import StrictSettings
 
 
 def forward_kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
@@ -95,33 +93,30 @@ class Columns(NamedTuple):
         return torch.minimum(*self.known()).exp().sum(-1)
 
 
-class ObjectiveSettings(StrictSettings):
-    """What the draft minimises."""
-
-    name: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "negative_log_alpha", "hybrid"] = (
-        Field("forward_kl", description="hybrid is λ·forward_kl + (1-λ)·total_variation, λ = exp(-eta·mean α).")
-    )
-    beta: float = Field(0.5, ge=0, le=1, description="Of jensen_shannon: 0 is forward_kl, 1 is reverse_kl.")
-    eta: float = Field(3.0, ge=0, description="Of hybrid: how fast λ falls with α; 0 is forward_kl.")
-    step_decay: float = Field(0.8, gt=0, le=1, description="Weight of an unrolled step ÷ that of the step before.")
-
-
 Objective = Callable[[Columns, Tensor], Tensor]  # (columns, mean α at each place's unrolled step [N]) -> [N]
+NAMES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "negative_log_alpha", "hybrid")
 
 
-def objective(settings: ObjectiveSettings) -> Objective:
-    """The loss per place [N] of `Columns`. The mean α is of the step before, a constant to the gradient."""
-    of_laws = {"forward_kl": forward_kl, "reverse_kl": reverse_kl}
-    of_overlap = {"total_variation": total_variation, "negative_log_alpha": negative_log_alpha}
+def objective(name: str, beta: float = 0.5, eta: float = 3.0) -> Objective:
+    """The loss per place [N] of `Columns`, by one of NAMES; `beta` is jensen_shannon's.
+
+    hybrid is λ·forward_kl + (1 - λ)·total_variation with λ = exp(-eta · mean α) (LK losses 2026, eq. 9). The mean α is
+    that of the optimiser step before, a constant to the gradient.
+    """
+    of_laws: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "forward_kl": forward_kl, "reverse_kl": reverse_kl, "jensen_shannon": partial(jensen_shannon, beta=beta),
+    }  # fmt: skip
+    of_overlap: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "total_variation": total_variation,
+        "negative_log_alpha": negative_log_alpha,
+    }
 
     def loss(columns: Columns, mean_alpha: Tensor) -> Tensor:
-        if settings.name in of_laws:
-            return of_laws[settings.name](columns.log_p, columns.log_q)
-        if settings.name in of_overlap:
-            return of_overlap[settings.name](*columns.known())
-        if settings.name == "jensen_shannon":
-            return jensen_shannon(columns.log_p, columns.log_q, settings.beta)
-        weight = (-settings.eta * mean_alpha).exp()
+        if name in of_laws:
+            return of_laws[name](columns.log_p, columns.log_q)
+        if name in of_overlap:
+            return of_overlap[name](*columns.known())
+        weight = (-eta * mean_alpha).exp()
         divergence = forward_kl(columns.log_p, columns.log_q)
         return weight * divergence + (1 - weight) * total_variation(*columns.known())
 

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from distill.objectives import (
     Columns,
-    ObjectiveSettings,
+    Objective,
     at_least_float32,
     cached_columns,
-    objective,
     online_columns,
 )
 from distill.students import Student
@@ -26,17 +25,18 @@ ChunkLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor]]  # the same -> loss
 class DistillStep(nn.Module):
     """Summed objective over the supervised places of a micro-batch.
 
-    Logits [N, V] exist only for `chunk_tokens` places at a time, for either model. `head_ids` [V_d] are the target's
-    ids of the head's rows where it is trimmed.
+    A token drafted as number k + 1 of a round has the weight step_decay^k. Logits [N, V] exist only for `chunk_tokens`
+    places at a time, for either model. `head_ids` [V_d] are the target's ids of the head's rows where it is trimmed.
     """
 
     def __init__(
-        self, student: Student, settings: ObjectiveSettings | None = None, chunk_tokens: int = 128,
+        self, student: Student, loss_of: Objective, step_decay: float = 0.8, chunk_tokens: int = 128,
         head_ids: Tensor | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.student = student
-        self.settings = settings or ObjectiveSettings()
+        self.loss_of = loss_of
+        self.step_decay = step_decay
         self.chunk_tokens = chunk_tokens
         self.head_ids = head_ids
         self.mean_alpha = [0.0] * student.steps
@@ -55,14 +55,13 @@ class DistillStep(nn.Module):
         """
         hidden, there = self.student(**inputs)
         compare = _compare_online(signal, self.head_ids) if "head" in signal else _compare_cached(signal)
-        decay = torch.tensor([[self.settings.step_decay**k] for k in range(len(hidden))], device=hidden.device)
+        decay = torch.tensor([[self.step_decay**k] for k in range(len(hidden))], device=hidden.device)
         weight = there * decay if weights is None else there * decay * weights
         mean_alpha = torch.tensor(self.mean_alpha, device=hidden.device).unsqueeze(-1)
-        loss_of = objective(self.settings)
 
         def loss(places: slice, q_logits: Tensor) -> tuple[Tensor, Tensor]:
             columns = compare(places, q_logits)
-            return loss_of(columns, mean_alpha) * weight[:, places], columns.alpha() * there[:, places]
+            return self.loss_of(columns, mean_alpha) * weight[:, places], columns.alpha() * there[:, places]
 
         head: Any = self.student.model.get_output_embeddings()
         total, alpha = chunked_sum(loss, hidden, head.weight, self.chunk_tokens)

@@ -29,8 +29,9 @@ from distill.batches import Schedule  # noqa: E402
 from distill.build import build_lm_draft  # noqa: E402
 from distill.job import JobSettings, cache_identity, read_data  # noqa: E402
 from distill.logit_cache import LogitCache, scored_by, write_cache  # noqa: E402
-from distill.objectives import forward_kl  # noqa: E402
+from distill.objectives import objective  # noqa: E402
 from distill.step import DistillStep  # noqa: E402
+from distill.students import LMStudent  # noqa: E402
 from distill.supply import Supply  # noqa: E402
 from distill.teacher import Teacher  # noqa: E402
 from distill.vocabulary import choose_ids, count_tokens, kept_always  # noqa: E402
@@ -91,12 +92,16 @@ def main() -> None:
     draft = build_lm_draft(target.model, (0,))
     counts = count_tokens(rows, target.model.config.vocab_size)
     trim_head(draft, choose_ids(counts, VOCABULARY, kept_always(target, counts), len(target.tokenizer)))
-    step, optimizer = DistillStep(draft, forward_kl), torch.optim.AdamW(draft.parameters(), lr=1e-4)
+    step = DistillStep(LMStudent(draft), objective("forward_kl"), head_ids=head_ids(draft))
+    optimizer = torch.optim.AdamW(draft.parameters(), lr=1e-4)
+        DistillStep(LMStudent(draft), objective("forward_kl"), head_ids=head_ids(draft)),
+        torch.optim.AdamW(draft.parameters(), lr=1e-4),
+    )
     alone = SimpleNamespace(process_index=0, num_processes=1, device=torch.device("cpu"))
     cache = LogitCache(folder / "cache", rows, cache_identity(settings, target))
     sequences = [[row] for row in rows]
     arms = {
-        name: Supply(sequences, Schedule(len(rows), ROWS, 0), teacher, ROWS, alone, head_ids(draft), kept)
+        name: Supply(sequences, Schedule(len(rows), ROWS, 0), teacher, ROWS, alone, head_ids(draft), cache=kept)
         for name, kept in (("online", None), ("cached", cache))
     }
     pace = {name: [] for name in arms}
@@ -104,7 +109,7 @@ def main() -> None:
         for name, supply in arms.items():
             began = perf_counter()
             for inputs in supply.micro_batches(number):
-                (step(**inputs) / inputs["predicts"].sum()).backward()
+                (step(**inputs)[0] / inputs["predicts"].sum()).backward()
             optimizer.step()
             optimizer.zero_grad()
             if number:  # the first one warms up

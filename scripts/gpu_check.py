@@ -13,8 +13,9 @@ from decode.compiled import Compiled
 from decode.drafts.lm import LMDraft
 from decode.generation import Settings, device_clock, generate_ids
 from decode.laws import Law
-from distill.objectives import forward_kl
+from distill.objectives import objective
 from distill.step import DistillStep
+from distill.students import LMStudent
 from distill.teacher import Teacher
 
 ON_GPU = torch.cuda.is_available()
@@ -91,12 +92,13 @@ def distillation_step() -> dict:
     ids = torch.randint(0, VOCABULARY, (4, 128 if ON_GPU else 16), device=DEVICE)
     predicts = torch.ones_like(ids, dtype=torch.bool)
     predicts[:, -1] = False
-    teacher, step = Teacher(target), DistillStep(draft, forward_kl)
+    teacher, step = Teacher(target), DistillStep(LMStudent(draft), objective("forward_kl"))
     optimizer = torch.optim.AdamW(draft.parameters(), lr=1e-3)
     losses = []
     for _ in range(3):
         with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
-            loss = step(ids, predicts, teacher.hidden(ids, predicts), teacher.head_weight) / predicts.sum()
+            signal = {"hidden": teacher.hidden(ids, predicts), "head": teacher.head_weight}
+            loss = step(signal, ids=ids, predicts=predicts)[0] / predicts.sum()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

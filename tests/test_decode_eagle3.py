@@ -23,6 +23,7 @@ from decode.stops import Stops
 from decode.verify import VERIFIERS
 from distill.batches import collate
 from distill.build import build_eagle3_draft, save_draft
+from distill.objectives import objective
 from distill.rows import Row
 from distill.step import DistillStep
 from distill.students import Eagle3Student
@@ -56,7 +57,7 @@ def draft(target):
     batch = collate([[row] for row in rows], torch.device("cpu"))
     last, tapped = teacher.read(batch.ids, batch.predicts, taps=draft.taps)
     inputs = {"ids": batch.ids, "predicts": batch.predicts, "tapped": tapped, "embedded": teacher.embedded(batch.ids)}
-    step = DistillStep(Eagle3Student(draft.model.requires_grad_(), 3))
+    step = DistillStep(Eagle3Student(draft.model.requires_grad_(), 3), objective("forward_kl"))
     optimizer = torch.optim.AdamW(draft.model.parameters(), lr=3e-3)
     for _ in range(120):
         step({"hidden": last, "head": teacher.head_weight}, **inputs)[0].div(batch.predicts.sum()).backward()

@@ -20,7 +20,7 @@ from distill.logit_cache import (
     whole_bytes,
     write_cache,
 )
-from distill.objectives import cached_columns, forward_kl, online_columns
+from distill.objectives import cached_columns, forward_kl, objective, online_columns
 from distill.rows import Row
 from distill.step import DistillStep
 from distill.students import LMStudent
@@ -207,7 +207,7 @@ def test_alpha_from_the_cache_is_a_lower_bound_short_by_at_most_the_tail():
 def test_training_from_the_cache_equals_online_training_within_the_stated_bound(teacher, rows, tmp_path, top_k):
     """With every id kept, to the rounding of float16; else the gradient at each token's logits is within 2 · tail."""
     draft = make_llama(90, layers=1, seed=3)
-    step, batch = DistillStep(LMStudent(draft)), collate([[row] for row in rows], CPU)
+    step, batch = DistillStep(LMStudent(draft), objective("forward_kl")), collate([[row] for row in rows], CPU)
     hidden = teacher.hidden(batch.ids, batch.predicts)
     write(teacher, rows, settings(tmp_path, top_k=top_k), IDENTITY)
     cache = LogitCache(tmp_path, rows, IDENTITY)

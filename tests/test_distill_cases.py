@@ -14,7 +14,7 @@ from configs.records import read_records
 from decode.chat import render_prompt
 from decode.conversations import to_messages
 from distill.batches import collate
-from distill.objectives import forward_kl
+from distill.objectives import forward_kl, objective
 from distill.rows import OPENING_TURN, Reading, Row, read_row, read_rows
 from distill.step import DistillStep
 from distill.students import LMStudent
@@ -160,7 +160,9 @@ def test_m07_the_position_before_an_answer_counts_and_its_last_one_does_not():
             hidden[shift_at] += 1.0
         supervised_hidden = hidden[batch.predicts[0]]
         signal = {"hidden": supervised_hidden, "head": target.lm_head.weight}
-        return DistillStep(LMStudent(student))(signal, ids=batch.ids, predicts=batch.predicts)[0].item()
+        return DistillStep(LMStudent(student), objective("forward_kl"))(signal, ids=batch.ids, predicts=batch.predicts)[
+            0
+        ].item()
 
     assert loss(copy.deepcopy(target)) == pytest.approx(0.0, abs=1e-5)
     first, last = case["logit_positions_in_loss"][0], case["logit_positions_in_loss"][-1] + 1
@@ -201,7 +203,7 @@ def test_l10_a_row_packed_after_another_has_the_loss_it_has_alone():
     case = expected("L10", "scenario.json")
     target, draft = (AutoModelForCausalLM.from_pretrained(SHARED / name).eval() for name in ("target_ctx", "draft_ctx"))
     a, b = (Row(case[name], [False] * 3 + [True] * (len(case[name]) - 3)) for name in ("row_a", "row_b"))
-    step, teacher = DistillStep(LMStudent(draft)), Teacher(target)
+    step, teacher = DistillStep(LMStudent(draft), objective("forward_kl")), Teacher(target)
 
     def loss(sequences):
         batch = collate(sequences, CPU)

@@ -14,7 +14,7 @@ from distill.batches import collate, pack
 from distill.build import build_eagle3_draft
 from distill.job import JobSettings
 from distill.logit_cache import Signal
-from distill.objectives import ObjectiveSettings, forward_kl, total_variation
+from distill.objectives import forward_kl, objective, total_variation
 from distill.rows import Row
 from distill.step import DistillStep
 from distill.students import Eagle3Student
@@ -40,8 +40,8 @@ def rows():
     return [Row(text, [i > 4 and i != 8 for i in range(len(text))], number) for number, text in enumerate(ids)]
 
 
-def step_for(draft, **settings):
-    return DistillStep(Eagle3Student(draft, STEPS), ObjectiveSettings(**settings), 4, draft.draft_ids)
+def step_for(draft, name="forward_kl", step_decay=0.8, **settings):
+    return DistillStep(Eagle3Student(draft, STEPS), objective(name, **settings), step_decay, 4, draft.draft_ids)
 
 
 def inputs_of(teacher, batch):

@@ -13,7 +13,7 @@ from decode.stops import Stops
 from distill.batches import collate
 from distill.build import build_lm_draft
 from distill.job import JobSettings
-from distill.objectives import forward_kl
+from distill.objectives import forward_kl, objective
 from distill.on_policy import OnPolicy, OnPolicySettings
 from distill.rows import Row
 from distill.step import DistillStep
@@ -84,7 +84,7 @@ def test_the_pairs_text_is_the_targets_and_the_rejected_places_have_the_weight(d
 def test_weights_multiply_the_loss_of_their_tokens(draft, target):
     plain = Row([5, 9, 30, 7, 8, 12], [False, False, True, True, True, True])
     heavy = Row(plain.ids, plain.is_answer, 0, [1.0, 1.0, 1.0, 4.0, 1.0, 2.0])
-    step, teacher = DistillStep(LMStudent(draft), chunk_tokens=3), Teacher(target)
+    step, teacher = DistillStep(LMStudent(draft), objective("forward_kl"), chunk_tokens=3), Teacher(target)
 
     def loss(row):
         batch = collate([[row]], torch.device("cpu"))
