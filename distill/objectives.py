@@ -93,6 +93,7 @@ class Columns(NamedTuple):
         return torch.minimum(*self.known()).exp().sum(-1)
 
 
+Loss = Callable[[Tensor, Tensor], Tensor]  # of two laws, per place
 Objective = Callable[[Columns, Tensor], Tensor]  # (columns, mean α at each place's unrolled step [N]) -> [N]
 NAMES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "negative_log_alpha", "hybrid")
 
@@ -103,10 +104,10 @@ def objective(name: str, beta: float = 0.5, eta: float = 3.0) -> Objective:
     hybrid is λ·forward_kl + (1 - λ)·total_variation with λ = exp(-eta · mean α) (LK losses 2026, eq. 9). The mean α is
     that of the optimiser step before, a constant to the gradient.
     """
-    of_laws: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    of_laws: dict[str, Loss] = {
         "forward_kl": forward_kl, "reverse_kl": reverse_kl, "jensen_shannon": partial(jensen_shannon, beta=beta),
     }  # fmt: skip
-    of_overlap: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    of_overlap: dict[str, Loss] = {
         "total_variation": total_variation,
         "negative_log_alpha": negative_log_alpha,
     }

@@ -94,9 +94,6 @@ def main() -> None:
     trim_head(draft, choose_ids(counts, VOCABULARY, kept_always(target, counts), len(target.tokenizer)))
     step = DistillStep(LMStudent(draft), objective("forward_kl"), head_ids=head_ids(draft))
     optimizer = torch.optim.AdamW(draft.parameters(), lr=1e-4)
-        DistillStep(LMStudent(draft), objective("forward_kl"), head_ids=head_ids(draft)),
-        torch.optim.AdamW(draft.parameters(), lr=1e-4),
-    )
     alone = SimpleNamespace(process_index=0, num_processes=1, device=torch.device("cpu"))
     cache = LogitCache(folder / "cache", rows, cache_identity(settings, target))
     sequences = [[row] for row in rows]
