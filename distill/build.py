@@ -76,8 +76,8 @@ def scratch_lm_draft(target: Any, depth: int, width: int, seed: int) -> Any:
     return draft
 
 
-def build_eagle3_draft(target: Any, taps: tuple[int, ...], ids: Tensor, seed: int) -> LlamaForCausalLMEagle3:
-    """A feature draft for a Llama-like `target`, its head over `ids` [V_d], in float32.
+def build_eagle3_draft(target: Any, taps: tuple[int, ...], ids: Tensor | None, seed: int) -> LlamaForCausalLMEagle3:
+    """A feature draft for a Llama-like `target`, its head over `ids` [V_d] (None: all), in float32.
 
     It starts from the last of the tapped hidden states, the target's last layer, norm and head; what reads the
     embedding starts from noise that only `seed` decides. Raises UserError for another kind of target.
@@ -88,7 +88,8 @@ def build_eagle3_draft(target: Any, taps: tuple[int, ...], ids: Tensor, seed: in
         raise UserError(
             f"a feature draft needs a Llama-like target (llama, mistral, qwen); got {target.config.model_type}"
         )
-    config = eagle3_config(target.config, taps, len(ids))
+    head = target.get_output_embeddings().weight
+    config = eagle3_config(target.config, taps, len(head) if ids is None else len(ids))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         draft = LlamaForCausalLMEagle3(config).float()
@@ -102,8 +103,9 @@ def build_eagle3_draft(target: Any, taps: tuple[int, ...], ids: Tensor, seed: in
         layer.hidden_norm.weight.copy_(last.input_layernorm.weight)
         layer.post_attention_layernorm.weight.copy_(last.post_attention_layernorm.weight)
         draft.norm.weight.copy_(target.get_decoder().norm.weight)
-        draft.lm_head.weight.copy_(target.get_output_embeddings().weight[ids])
-        draft.set_draft_ids(ids)
+        draft.lm_head.weight.copy_(head if ids is None else head[ids])
+        if ids is not None:
+            draft.set_draft_ids(ids)
     draft.generation_config = copy.deepcopy(target.generation_config)
     return draft
 

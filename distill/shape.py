@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 
 from configs.errors import UserError
@@ -75,8 +74,7 @@ def make_draft(settings: DraftSettings, target: Loaded, rows: Sequence[Row], see
     if settings.kind == "eagle3":
         taps = chosen_taps(settings, target.model.config)
         check_taps(taps, target.model.config)
-        head = torch.arange(target.model.config.vocab_size) if ids is None else ids
-        return build_eagle3_draft(target.model, taps, head, seed)
+        return build_eagle3_draft(target.model, taps, ids, seed)
     draft = _lm_draft(settings, target, seed)
     if ids is not None:
         trim_head(draft, ids)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import make_llama
+from conftest import CASES, make_llama
 from enumeration import exact_law, largest_difference
 
 import decode
@@ -35,8 +35,7 @@ PROMPTS = [PROMPT, PROMPT[:1], PROMPT * 6]
 
 
 def feature_draft(target, taps=(0, 1, 3), ids=None):
-    vocabulary = target.config.vocab_size
-    model = build_eagle3_draft(target, taps, torch.arange(vocabulary) if ids is None else ids, seed=0)
+    model = build_eagle3_draft(target, taps, ids, seed=0)
     return Eagle3Draft(model.to(target.dtype).eval(), target.get_input_embeddings())
 
 
@@ -226,10 +225,11 @@ def test_the_tensors_and_the_config_are_those_that_engines_read(folder):
     attention = {f"layers.0.self_attn.{name}_proj.weight" for name in "qkvo"}
     mlp = {f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
     norms = {f"layers.0.{name}.weight" for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
-    assert set(shapes) == {"fc.weight", "norm.weight", "lm_head.weight", "d2t", *attention, *mlp, *norms}
+    assert set(shapes) == {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d", *attention, *mlp, *norms}
     assert shapes["fc.weight"] == (width, 2 * width)
     assert shapes["layers.0.self_attn.q_proj.weight"][1] == 2 * width
     assert shapes["d2t"] == shapes["lm_head.weight"][:1]
+    assert shapes["t2d"] == (config["vocab_size"],)
 
 
 def test_a_feature_draft_is_no_target_and_fits_no_other_one(folder, tmp_path):
@@ -269,3 +269,43 @@ def test_a_target_of_another_build_is_refused():
     other = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2))
     with pytest.raises(UserError, match="needs a Llama-like target"):
         build_eagle3_draft(other, (0, 1), torch.arange(50), 0)
+
+
+def test_e02_the_map_lies_in_the_weights_and_a_bad_one_is_refused(tiny_target, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    case = json.loads((CASES / "E02" / "mapping_32.json").read_text())
+    kept = torch.tensor(case["kept_ids_by_count"])
+    target = load_model(str(tiny_target))
+    wide = replace(target, model=make_llama(512, layers=2, seed=0))
+    save_draft(build_eagle3_draft(wide.model, (0, 1, 2), kept, 0), wide, "eagle3", {}, tmp_path / "draft")
+    weights = load_file(tmp_path / "draft" / "model.safetensors")
+    config = json.loads((tmp_path / "draft" / "config.json").read_text())
+    assert (config["draft_vocab_size"], config["vocab_size"]) == (32, 512)
+    assert weights["d2t"].dtype == torch.int64
+    assert weights["d2t"].tolist() == case["d2t_offset_form"]
+    assert (torch.arange(32) + weights["d2t"]).tolist() == case["kept_ids_by_count"]
+    assert (weights["t2d"].dtype, int(weights["t2d"].sum())) == (torch.bool, 32)
+    assert weights["t2d"].nonzero().flatten().tolist() == case["kept_ids_by_count"]
+
+    other = {
+        "d2t": torch.arange(32),
+        "t2d": torch.zeros(512, dtype=torch.bool).index_fill(0, 2 * torch.arange(32), True),
+    }
+    for number, (changed, words) in enumerate(
+        [
+            ({"d2t": torch.zeros(32, dtype=torch.long)}, "d2t and t2d do not name the same ids"),
+            ({"d2t": -torch.arange(32)}, "does not map to different ids"),
+            ({"t2d": None}, "do not fit its config"),
+            (other, "vocabulary map inside it"),  # sound, but of another run
+        ]
+    ):
+        path = tmp_path / f"bad-{number}"
+        shutil.copytree(tmp_path / "draft", path)
+        save_file({k: v for k, v in (weights | changed).items() if v is not None}, path / "model.safetensors")
+        with pytest.raises(UserError, match=words):
+            decode.load_draft(wide, str(path))
+
+    save_draft(build_eagle3_draft(wide.model, (0, 1, 2), None, 0), wide, "eagle3", {}, tmp_path / "whole")
+    assert not {"d2t", "t2d"} & load_file(tmp_path / "whole" / "model.safetensors").keys()
+    assert decode.load_draft(wide, str(tmp_path / "whole")).ids is None

@@ -54,7 +54,7 @@ class Eagle3Draft:
 
     def align(self, logits: Tensor) -> Tensor:
         """The head's logits [..., V_d] as logits over the target's rows; ids that it lacks are at -inf."""
-        return scatter_logits(logits, self.ids, self.rows)
+        return logits if self.ids is None else scatter_logits(logits, self.ids, self.rows)
 
     def start(self, text: Tensor, hidden: Tensor | None, clock: Clock = perf_counter) -> Eagle3State:
         assert hidden is not None

@@ -27,7 +27,8 @@ TAPS = "eagle_aux_hidden_state_layer_ids"  # in config.json: indices into the ta
 class LlamaForCausalLMEagle3(LlamaPreTrainedModel):  # type: ignore[misc]
     """Entry i holds the target's hidden states at token i and the embedding of token i + 1, and predicts token i + 2.
 
-    It keeps no embeddings: they are the target's. `d2t` maps a row r of the head to the target's id r + d2t[r].
+    It keeps no embeddings: they are the target's. Where the head is trimmed, d2t [V_d] maps a row r of it to the
+    target's id r + d2t[r], and t2d [V] is True at those ids; a whole head has no map.
     """
 
     config_class = LlamaConfig
@@ -38,9 +39,12 @@ class LlamaForCausalLMEagle3(LlamaPreTrainedModel):  # type: ignore[misc]
         self.fc = nn.Linear(len(taps) * config.target_hidden_size, width, bias=False)
         self.layers = nn.ModuleList([Eagle3Layer(config)])
         self.norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
-        self.lm_head = nn.Linear(width, getattr(config, SIZE), bias=False)
+        rows = getattr(config, SIZE)
+        self.lm_head = nn.Linear(width, rows, bias=False)
         self.rotary = LlamaRotaryEmbedding(config)
-        self.register_buffer("d2t", torch.zeros(getattr(config, SIZE), dtype=torch.long))
+        if rows < config.vocab_size:
+            self.register_buffer("d2t", torch.zeros(rows, dtype=torch.long))
+            self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
         self.post_init()
 
     @property
@@ -49,13 +53,25 @@ class LlamaForCausalLMEagle3(LlamaPreTrainedModel):  # type: ignore[misc]
         return tuple(getattr(self.config, TAPS))
 
     @property
-    def draft_ids(self) -> Tensor:
-        """The target's id of each row of the head [V_d]."""
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+    def draft_ids(self) -> Tensor | None:
+        """The target's id of each row of a trimmed head [V_d]; None for a whole one."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device) if hasattr(self, "d2t") else None
 
     def set_draft_ids(self, ids: Tensor) -> None:
-        """Give each row of the head its id of the target, ids [V_d]."""
+        """Give each row of a trimmed head its id of the target, ids [V_d] ascending."""
         self.d2t.copy_(ids - torch.arange(len(ids)))
+        self.t2d.zero_()[ids] = True
+
+    def map_fault(self) -> str | None:
+        """What is wrong with the map of a trimmed head, if anything."""
+        ids = self.draft_ids
+        if ids is None:
+            return None
+        if not bool(((ids >= 0) & (ids < len(self.t2d))).all()) or not bool((ids.diff() > 0).all()):
+            return "d2t does not map to different ids of the target in ascending order"
+        if not torch.equal(self.t2d.nonzero().flatten(), ids):
+            return "d2t and t2d do not name the same ids"
+        return None
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head

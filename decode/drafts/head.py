@@ -71,8 +71,8 @@ def load_weights(model: Any, location: str, **arguments: Any) -> None:
 
 
 def check_map(model: Any, name: str) -> None:
-    """Raises UserError when the map inside a draft is not the one that its config names."""
-    said = (getattr(model.config, "draftsmith", None) or {}).get("vocabulary_map_hash")
-    found = map_fingerprint(model.draft_ids)
-    if said != found:
+    """Raises UserError when the map inside a draft is not the one that its config names, if it names one."""
+    block, ids = getattr(model.config, "draftsmith", None) or {}, head_ids(model)
+    said, found = block.get("vocabulary_map_hash"), None if ids is None else map_fingerprint(ids)
+    if block and said != found:
         raise UserError(f"{name}: the vocabulary map inside it ({found}) is not the one that its config names ({said})")

@@ -63,6 +63,9 @@ def _load_eagle3(target: Loaded, text: str, config: Any, dtype: str, device: str
         raise
     except UNLOADABLE as error:
         raise UserError(f"{text}: cannot be loaded as a feature draft ({first_line(error)})") from error
+    fault = model.map_fault()
+    if fault:
+        raise UserError(f"{text}: its vocabulary map is broken: {fault}")
     check_map(model, text)
     model.generation_config = target.model.generation_config or GenerationConfig()
     model = model.to(named_device(device), wanted).eval().requires_grad_(False)
