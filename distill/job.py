@@ -136,9 +136,10 @@ def run(settings: JobSettings) -> Path:
 
     progress = train(accelerator, step, supply, settings.train, settings.output, measure, "tau", keep_best)
     if accelerator.is_main_process:
-        best = load_draft(target, str(draft_folder), settings.teacher_dtype, str(accelerator.device))
-        sampled = [row for row in rows if not row.greedy][:CALIBRATION_ROWS]
-        store_temperatures(fit_temperatures(best, teacher, sampled, law, accelerator.device), draft_folder)
+        sampled = [row for row in rows if not (row.greedy or law.is_greedy)][:CALIBRATION_ROWS]
+        if sampled:
+            best = load_draft(target, str(draft_folder), settings.teacher_dtype, str(accelerator.device))
+            store_temperatures(fit_temperatures(best, teacher, sampled, law, accelerator.device), draft_folder)
         write_json(done, {"best_step": progress.best_step, "tau": progress.best_score, "tokens": progress.tokens})
         remove_checkpoints(settings.output / "checkpoints")
     accelerator.end_training()
