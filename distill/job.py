@@ -62,7 +62,9 @@ class JobSettings(StrictSettings):
     seed: int = Field(0, ge=0, description="Of the row order, the held-out split and the sampled answers.")
     objective: ObjectiveSettings = ObjectiveSettings()
     chunk_tokens: int = Field(128, ge=1, description="Supervised positions whose logits exist at a time.")
-    teacher_dtype: str = Field("float32", description="Dtype the target teaches in; fastest on CPU is float32.")
+    teacher_dtype: str = Field(
+        "float32", description="Dtype the target teaches in; bfloat16 is twice as fast where the CPU or GPU has it."
+    )
     measure_num_draft_tokens: int = Field(3, ge=1, description="γ of the in-training acceptance measurement.")
     data: DataSettings = DataSettings()
     cache: CacheSettings = CacheSettings()
@@ -158,7 +160,7 @@ def _sequences(settings: JobSettings, target: Loaded, rows: list[Row]) -> list[l
 
 def _cache(settings: JobSettings, target: Loaded, every_row: list[Row]) -> LogitCache | None:
     folder, taps = settings.cache.folder, chosen_taps(settings.draft, target.model.config)
-    if folder and settings.cache.taps != taps:
+    if folder and taps and settings.cache.taps != taps:
         raise UserError(
             f"{folder}: a draft of kind {settings.draft.kind} reads hidden states {list(taps)}, and cache.taps is "
             f"{list(settings.cache.taps)}; set cache.taps={str(list(taps)).replace(' ', '')} for `data cache` too"

@@ -27,7 +27,7 @@ from distill.batches import collate
 from distill.rows import Row
 from distill.teacher import Teacher
 
-ROWS_AT_ONCE, TOKENS_AT_ONCE = 8, 128
+ROWS_AT_ONCE, TOKENS_AT_ONCE = 32, 128
 
 
 class CacheSettings(StrictSettings):
