@@ -90,10 +90,11 @@ def _categories(report: Report) -> str:
             c.speedup_decode,
             f"[{c.speedup_decode_ci[0]:.2f}, {c.speedup_decode_ci[1]:.2f}]" if c.speedup_decode_ci else None,
             f"{c.repeated_text_share:.0%}",
+            c.speedup_decode_without_repeats,
         ]
         for name, c in report.categories.items()
     ]
-    head = ["category", "prompts", "tokens", "τ", "α", "d", "S_decode", "interval", "repeated text"]
+    head = ["category", "prompts", "tokens", "τ", "α", "d", "S_decode", "interval", "repeated text", "S without it"]
     return "## By category\n\n" + table(head, rows)
 
 
@@ -175,5 +176,6 @@ def _settings(report: Report) -> str:
     rows += [["versions", ", ".join(f"{name} {version}" for name, version in made["versions"].items() if version)]]
     return (
         f"## Settings and provenance\n\n{table(['what', 'value'], rows)}\n\n"
-        f"Share of text inside repeated 8-grams: {report.repeated_text_share:.0%}."
+        f"Share of text inside repeated 8-grams: {report.repeated_text_share:.0%}; S_decode without it: "
+        f"{_cell(report.verdict.speedup_decode_without_repeats)}."
     )

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 
-def repeated_tokens(tokens: Sequence[int], n: int = 8) -> int:
-    """Tokens that lie in an n-gram that has occurred before in the same text."""
+def repeated_places(tokens: Sequence[int], n: int = 8) -> set[int]:
+    """Places of a text that lie in an n-gram that has occurred before in it."""
     seen: set[tuple[int, ...]] = set()
     repeated: set[int] = set()
     for end in range(n, len(tokens) + 1):
@@ -12,7 +12,12 @@ def repeated_tokens(tokens: Sequence[int], n: int = 8) -> int:
         if gram in seen:
             repeated.update(range(end - n, end))
         seen.add(gram)
-    return len(repeated)
+    return repeated
+
+
+def repeated_tokens(tokens: Sequence[int], n: int = 8) -> int:
+    """How many tokens of a text lie in an n-gram that has occurred before in it."""
+    return len(repeated_places(tokens, n))
 
 
 def repeated_share(texts: Sequence[Sequence[int]], n: int = 8) -> float:

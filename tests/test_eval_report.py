@@ -11,16 +11,17 @@ import torch
 
 from configs.errors import UserError
 from decode.drafts.lm import LMDraft
-from decode.generation import Settings, generate_ids
+from decode.generation import Generation, Settings, generate_ids
 from decode.laws import Law
 from decode.models import load_model
 from decode.stops import Stops
+from decode.trace import Round
 from decode.verify import VERIFIERS
 from eval.certificate import certify, first_difference
 from eval.eval_options import EvalOptions
-from eval.live import hf_arm, run_prompt
+from eval.live import Arm, PromptRun, hf_arm, run_prompt
 from eval.measure import measure, summary_rows
-from eval.report import Report
+from eval.report import Report, _without_repeats
 from eval.suites import Prompt
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -227,3 +228,20 @@ def test_a_measurement_with_auto_lengths_says_what_it_can_and_certifies_with_dra
     )
     assert measure(again, tmp_path / "again").verdict.lossless
     assert dict(summary_rows(report))["predicted"].startswith("best γ")
+
+
+def test_the_speed_up_without_repeated_text_leaves_out_its_tokens_and_their_share_of_the_time():
+    """Plain: 1 s a token. Two rounds of one fresh token take 1 s each, two rounds of 9 repeated ones 0.5 s each."""
+    text = [*range(10, 12), *range(20, 29), *range(20, 29)]
+
+    def round_of(tokens, seconds):
+        nothing = (0.0,) * (len(tokens) - 1)
+        return Round(tuple(tokens[:-1]), len(tokens) - 1, tuple(tokens), *[nothing] * 5, 0.0, 0.0, 0.0, seconds)
+
+    trace = Generation(text, [round_of(text[1:2], 1.0), round_of(text[2:11], 0.9), round_of(text[11:], 0.5)])
+    plain, drafted = Arm(text, 0.0, 19.0), Arm(text, 0.0, 2.4)
+    run = PromptRun(Prompt("a", "a", (), ""), [5], plain, drafted, plain, trace)
+    # Of 19 decoded tokens the last 9 repeat: 10 fresh ones in 10 s plain, in 1.0 + 0.9 s drafted.
+    assert _without_repeats([run]) == pytest.approx(10.0 / 1.9)
+    whole = PromptRun(Prompt("b", "a", (), ""), [5], Arm([7] * 20, 0, 19), Arm([7] * 20, 0, 2), plain, Generation())
+    assert _without_repeats([whole]) is None
