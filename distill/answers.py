@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -107,7 +107,7 @@ def write_answers(target: Loaded, settings: DataSettings, seed: int, engine: Eng
     content = sha256(path) if path else None
     by = {"answered_by": "engine"} if engine else {}
     claim_file(settings.answers, target, settings.sampling() | {"seed": seed, "prompts_sha256": content} | by)
-    sampled_by = engine.answer if engine else partial(sample, target)
+    sampled_by: Sampler = engine.answer if engine else partial(_sample_batch, target)
     if settings.prompts_to_write:
         written = _self_prompts(target, settings, seed, sampled_by, by)
         written, written_ids = _with_ids(target, written, settings, BadRows(settings.on_bad_row))
@@ -117,14 +117,17 @@ def write_answers(target: Loaded, settings: DataSettings, seed: int, engine: Eng
     def answer(batch: Sequence[int]) -> list[dict[str, Any]]:
         rows = []
         for of_batch, its_law in ((False, law), (True, law.greedy())):
-            some = [asked[i] for i in batch if asked[i].greedy == of_batch]
-            ids = [prompt_ids[ask.prompt] for ask in some]
-            sampled = sampled_by(ids, its_law, settings.max_new_tokens, seed + batch[0]) if ids else []
-            rows += [_answer_row(target, prompts[ask.prompt], ask, ids) for ask, ids in zip(some, sampled, strict=True)]
+            some = [i for i in batch if asked[i].greedy == of_batch]
+            ids = [prompt_ids[asked[i].prompt] for i in some]
+            sampled = sampled_by(ids, its_law, settings.max_new_tokens, seed, some) if some else []
+            rows += [
+                _answer_row(target, prompts[asked[i].prompt], asked[i], ids)
+                for i, ids in zip(some, sampled, strict=True)
+            ]
         return rows
 
     batch_rows = max(settings.batch_rows, engine.rows_at_once) if engine else settings.batch_rows
-    fill_file(settings.answers, [ask.id for ask in asked], batch_rows, answer, "answers")
+    fill_file(settings.answers, [ask.id for ask in asked], batch_rows, answer, "answers", alone=engine is not None)
     faults = Counter(fault for _, record in read_records(settings.answers) for fault in answer_faults(record))
     for fault, count in faults.items():
         print(
@@ -175,10 +178,13 @@ def claim_file(path: Path, target: Loaded, settings: dict[str, Any]) -> None:
         write_json(beside, ours | {"made_with": provenance()})
 
 
-def fill_file(path: Path, ids: Sequence[str], batch_rows: int, make: Any, title: str) -> None:
-    """Append the rows of every batch that is not in `path` yet. `make(row numbers)` gives a batch's rows.
+def fill_file(
+    path: Path, ids: Sequence[str], batch_rows: int, make: Any, title: str, alone: bool = False
+) -> None:  # fmt: skip
+    """Append the rows of every batch that is not in `path` yet. `make(row numbers)` gives rows.
 
-    Batches are cut from the whole list, so a resumed run makes the same ones.
+    Batches are cut from the whole list, so a resumed run makes the same ones; where each row could be made `alone`,
+    only the missing ones of a batch are made.
     """
     done = finished_ids(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,7 +195,7 @@ def fill_file(path: Path, ids: Sequence[str], batch_rows: int, make: Any, title:
             missing = [i for i in batch if ids[i] not in done]
             if not missing:
                 continue
-            rows = {row["id"]: row for row in make(batch)}
+            rows = {row["id"]: row for row in make(missing if alone else batch)}
             file.write("".join(json.dumps(rows[ids[i]], ensure_ascii=False) + "\n" for i in missing))
             file.flush()
             os.fsync(file.fileno())
@@ -215,8 +221,19 @@ def sample(
     return hf_generate(target.model, prompts, law, max_new_tokens, target.eos_ids, seed)
 
 
+# (prompt ids, law, answer tokens at most, seed, numbers of the rows) -> answer ids
+Sampler = Callable[[Sequence[Sequence[int]], Law, int, int, Sequence[int]], list[list[int]]]
+
+
+def _sample_batch(
+    target: Loaded, prompts: Sequence[Sequence[int]], law: Law, max_new_tokens: int, seed: int, numbers: Sequence[int]
+) -> list[list[int]]:
+    """A batch shares its draws, which its first row's number decides."""
+    return sample(target, prompts, law, max_new_tokens, seed + numbers[0])
+
+
 def _self_prompts(
-    target: Loaded, settings: DataSettings, seed: int, sampled_by: Any, by: dict[str, str]
+    target: Loaded, settings: DataSettings, seed: int, sampled_by: "Sampler", by: dict[str, str]
 ) -> list[Prompt]:
     """User turns that the target writes from its own chat template: sampled up to the end of the line or turn."""
     path = settings.answers.with_suffix(".prompts.jsonl")
@@ -227,11 +244,11 @@ def _self_prompts(
     ids = [f"self-{i:06d}" for i in range(settings.prompts_to_write)]
 
     def write(batch: Sequence[int]) -> list[dict[str, Any]]:
-        turns = sampled_by([prefix] * len(batch), Law(1.0, top_p=0.95), 64, seed + 7919 * (1 + batch[0]))
+        turns = sampled_by([prefix] * len(batch), Law(1.0, top_p=0.95), 64, seed + 7919, batch)
         texts = [target.tokenizer.decode(turn, skip_special_tokens=True).strip().split("\n")[0] for turn in turns]
         return [{"id": ids[i], "prompt": text or "Hello."} for i, text in zip(batch, texts, strict=True)]
 
-    fill_file(path, ids, settings.batch_rows, write, "prompts")
+    fill_file(path, ids, settings.batch_rows, write, "prompts", alone=bool(by))
     return read_prompts(path)
 
 

@@ -31,8 +31,12 @@ class Engine:
         """Rows to hand over at a time, so that the slowest of them keeps few others waiting."""
         return 4 * self.concurrency
 
-    def answer(self, prompts: Sequence[Sequence[int]], law: Law, max_new_tokens: int, seed: int) -> list[list[int]]:
+    def answer(
+        self, prompts: Sequence[Sequence[int]], law: Law, max_new_tokens: int, seed: int, numbers: Sequence[int]
+    ) -> list[list[int]]:
         """Token ids of an answer to each prompt's ids, exactly as the server made them.
+
+        Each has a seed of its own, by its number in `numbers`.
 
         Raises UserError when the server cannot be reached, refuses, or gives no token ids.
         """
@@ -44,7 +48,7 @@ class Engine:
 
         async def one(client: Any, number: int) -> list[int]:
             response = await client.completions.create(
-                model=self.model, prompt=list(prompts[number]), seed=seed + number, extra_body=beyond, **how
+                model=self.model, prompt=list(prompts[number]), seed=seed + numbers[number], extra_body=beyond, **how
             )
             ids = getattr(response.choices[0], "token_ids", None)
             if ids is None:

@@ -32,8 +32,8 @@ def target(tiny_target):
 def test_answers_are_the_token_ids_of_the_server(target):
     with serving(LocalEngine(target.model, target.eos_ids)) as local:
         engine = Engine([local.url], "tiny")
-        assert engine.answer(PROMPTS, Law(), 12, seed=0) == sample(target, PROMPTS, Law(), 12, seed=0)
-        sampled = [engine.answer(PROMPTS, Law(1.0), 12, seed) for seed in (3, 3, 4)]
+        assert engine.answer(PROMPTS, Law(), 12, 0, range(9)) == sample(target, PROMPTS, Law(), 12, seed=0)
+        sampled = [engine.answer(PROMPTS, Law(1.0), 12, seed, range(9)) for seed in (3, 3, 4)]
     assert sampled[0] == sampled[1] != sampled[2]
     assert {request["model"] for request in local.requests} == {"tiny"}
     assert all(request["return_token_ids"] for request in local.requests)
@@ -52,7 +52,7 @@ def test_scores_are_those_of_a_teacher_in_this_process(target):
 def test_several_servers_share_the_requests_and_no_more_than_allowed_are_under_way(target):
     with serving(LocalEngine(target.model)) as one, serving(LocalEngine(target.model)) as other:
         engine = Engine([one.url, other.url], "tiny", concurrency=2)
-        answers = engine.answer(PROMPTS * 3, Law(), 6, seed=0)
+        answers = engine.answer(PROMPTS * 3, Law(), 6, 0, range(99))
         assert answers == sample(target, PROMPTS * 3, Law(), 6, seed=0)
     assert {len(one.requests), len(other.requests)} == {4, 5}
     assert one.most_under_way + other.most_under_way <= 4
@@ -61,7 +61,7 @@ def test_several_servers_share_the_requests_and_no_more_than_allowed_are_under_w
 
 def test_a_busy_server_is_asked_again(target):
     with serving(LocalEngine(target.model, fail_first=2)) as local:
-        assert len(Engine([local.url], "tiny", concurrency=1).answer([[5, 6]], Law(), 4, seed=0)[0]) == 4
+        assert len(Engine([local.url], "tiny", concurrency=1).answer([[5, 6]], Law(), 4, 0, range(9))[0]) == 4
     assert len(local.requests) == 3
 
 
@@ -69,7 +69,7 @@ def test_what_a_server_cannot_do_is_said_in_one_line(target, monkeypatch):
     with serving(LocalEngine(target.model, gives=(), most_logprobs=4)) as local:
         engine = Engine([local.url], "tiny")
         with pytest.raises(UserError, match="answers without token_ids"):
-            engine.answer([[5, 6]], Law(), 4, seed=0)
+            engine.answer([[5, 6]], Law(), 4, 0, range(9))
         asked = local.requests[0]  # nothing is left to the model's own generation config
         assert {asked[name] for name in ("min_p", "presence_penalty", "frequency_penalty")} == {0.0}
         assert (asked["repetition_penalty"], asked["top_k"], asked["top_p"]) == (1.0, -1, 1.0)
@@ -81,7 +81,7 @@ def test_what_a_server_cannot_do_is_said_in_one_line(target, monkeypatch):
         engine.score(ROWS, 4, taps=(1,))
     monkeypatch.setattr(engine_module, "RETRIES", 0)
     with pytest.raises(UserError, match="no answer after 0 retries"):
-        engine.answer([[5, 6]], Law(), 4, seed=0)
+        engine.answer([[5, 6]], Law(), 4, 0, range(9))
 
 
 def test_data_from_a_server_needs_no_weights_here_and_resumes_by_row(target, tiny_target, tmp_path):
