@@ -37,7 +37,7 @@ def acceptance_hook(
         texts: list[Replay] = []
         for row in share:
             its_law = law.greedy() if row.greedy else law
-            texts += _replay_row(draft, teacher, row, its_law, eos_ids, accelerator.device, num_draft_tokens)
+            texts += replay_row(draft, teacher, row, its_law, eos_ids, accelerator.device, num_draft_tokens)
         rounds = sum(sum(expected_rounds(text, num_draft_tokens, DEFAULT_VERIFIER)) for text in texts)
         # A text's first tokens are never drafted as a round's later ones.
         overlaps = [[value for text in texts for value in text.number(j).overlap[j:]] for j in numbers]
@@ -56,7 +56,7 @@ def _predicted_after_the_first(row: Row) -> bool:
 
 
 @torch.no_grad()
-def _replay_row(
+def replay_row(
     draft: Draft[Any], teacher: Teacher, row: Row, law: Law, eos_ids: tuple[int, ...], device: torch.device, steps: int
 ) -> list[Replay]:
     """One replay for each answer of the chat: a round never reaches from one answer into the next."""
