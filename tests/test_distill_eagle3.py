@@ -191,9 +191,10 @@ def test_training_from_a_cache_with_hidden_states_needs_the_same_taps(job, tmp_p
     assert losses(tmp_path / "run")[-1] < losses(tmp_path / "run")[0]
 
 
-def test_mixed_precision_gives_nearly_the_same_losses_and_float32_weights(finished, job, tmp_path):
+@pytest.mark.parametrize("half", [["train.mixed_precision=bf16"], ["teacher_dtype=bfloat16"]])
+def test_half_precision_gives_nearly_the_same_losses(finished, job, tmp_path, half):
     output = tmp_path / "half"
-    done = run(job(output, *HYBRID, "train.mixed_precision=bf16", kind="eagle3"))
+    done = run(job(output, *HYBRID, *half, kind="eagle3"))
     assert done.returncode == 0, done.stderr
     assert losses(output) == pytest.approx(losses(finished), rel=0.05)
     assert losses(output) != losses(finished)

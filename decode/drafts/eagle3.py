@@ -70,7 +70,7 @@ class Eagle3Draft:
             if step:
                 began = state.clock()
                 position = torch.full((1, 1), text.shape[1] - 2, device=text.device)
-                hidden, chain = self.model(self.embeddings(text[:, -1:]), hidden, position, chain)
+                hidden, chain = self.model(self._embedded(text[:, -1:]), hidden, position, chain)
             logits = self.model.logits(hidden)
             forward_s += state.clock() - began
             q = law(self.align(logits), text)
@@ -87,8 +87,8 @@ class Eagle3Draft:
         assert hidden is not None
         entries = text.shape[1] - 1
         positions = torch.arange(entries, device=text.device).unsqueeze(0)
-        features = self.model.fc(hidden[:, :entries])
-        found = unroll(self.model, self.embeddings(text[:, 1:]), features, positions, steps)
+        features = self.model.fc(hidden[:, :entries].to(self.model.dtype))
+        found = unroll(self.model, self._embedded(text[:, 1:]), features, positions, steps)
         # The token after place t is the one that step j of entry t - 1 - j predicts.
         for j, out in enumerate(found):
             yield self.align(self.model.logits(out[:, (places - 1 - j).clamp(min=0)]))
@@ -97,5 +97,10 @@ class Eagle3Draft:
         """Read the committed tokens that are new, and return the hidden state [B, 1, D] of the last."""
         T, L = state.unread.shape[1], state.text.shape[1] - 1
         positions = torch.arange(L - T, L, device=state.text.device).unsqueeze(0)
-        features = self.model.fc(state.unread)
-        return self.model(self.embeddings(state.text[:, -T:]), features, positions, state.past, first=T - 1)
+        features = self.model.fc(state.unread.to(self.model.dtype))
+        return self.model(self._embedded(state.text[:, -T:]), features, positions, state.past, first=T - 1)
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """The target's embeddings, in the draft's dtype, which may be another in training."""
+        embedded: Tensor = self.embeddings(ids).to(self.model.dtype)
+        return embedded
