@@ -50,10 +50,9 @@ class Eagle3Student(nn.Module):
             positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         row, place = predicts.nonzero(as_tuple=True)
         first = max(0, int(place.min()) - self.steps)
-        features = self.model.fc(tapped[:, :-1].to(self.model.fc.weight.dtype))
-        outputs = unroll(
-            self.model, embedded[:, 1:].to(self.model.fc.weight.dtype), features, positions[:, :-1], self.steps, first
-        )
+        dtype = self.model.fc.weight.dtype
+        features, known = self.model.fc(tapped[:, :-1].to(dtype)), embedded[:, 1:].to(dtype)
+        outputs = unroll(self.model, known, features, positions[:, :-1], self.steps, first)
         # Step k of entry i predicts token i + 2 + k, whose law is the target's at i + 1 + k.
         entries = [place - 1 - k for k in range(self.steps)]
         hidden = [out[row, (entry - first).clamp(min=0)] for out, entry in zip(outputs, entries, strict=True)]
