@@ -4,7 +4,7 @@
 usage: scripts/compare_drafts.py CONFIG NAME=DRAFT[,DRAFT...]...     (the answers of CONFIG must be there)
 
 Several folders under one name are seeds of one recipe: their sums are added up row by row. For rows sampled at T = 1
-and for greedy ones it prints α by drafted position, τ and their difference to the first name, each with a 95 % interval:
+and for greedy ones it prints α by drafted position, τ and their difference to the first name, with 95 % intervals:
 a bootstrap over rows, which are the prompts. The last line is one JSON object.
 """
 
