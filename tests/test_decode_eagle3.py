@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from conftest import CASES, make_llama
 from enumeration import exact_law, largest_difference
 
@@ -309,3 +310,24 @@ def test_e02_the_map_lies_in_the_weights_and_a_bad_one_is_refused(tiny_target, t
     save_draft(build_eagle3_draft(wide.model, (0, 1, 2), None, 0), wide, "eagle3", {}, tmp_path / "whole")
     assert not {"d2t", "t2d"} & load_file(tmp_path / "whole" / "model.safetensors").keys()
     assert decode.load_draft(wide, str(tmp_path / "whole")).ids is None
+
+
+def family(name):
+    """A tiny target of each family that the draft's Llama body is built from."""
+    shape = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+             "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
+    extra = {"Qwen3": {"head_dim": 8}, "Mistral": {"sliding_window": None, "head_dim": 8}}.get(name, {})
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{name}Config")(**shape, **extra)
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_targets_of_llama_like_families_get_a_draft_that_is_lossless(name):
+    target = family(name)
+    draft = feature_draft(target, taps=(1, 2, 3))
+    assert draft.model.layers[0].self_attn.q_proj.bias is None  # as the engines' Llama body
+    for settings in (Settings(Law(0.0), 30, 3), Settings(Law(0.9), 30, 2, seed=1, seed_exact=True)):
+        plain, drafted = (generate_ids(target, arm, PROMPT, settings).token_ids for arm in (None, draft))
+        assert plain == drafted
