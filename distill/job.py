@@ -59,7 +59,9 @@ class JobSettings(StrictSettings):
 
     target: str = Field(description="Target: a folder, a Hub id[@revision] or a GGUF file.")
     output: Path = Field(Path("runs/distill"), description="Folder of the run; the draft ends in OUTPUT/draft.")
-    seed: int = Field(0, ge=0, description="Of the row order, the held-out split and the sampled answers.")
+    seed: int = Field(
+        0, ge=0, description="Of the sampled answers, of the draft's random weights and of the row order."
+    )
     objective: ObjectiveSettings = ObjectiveSettings()
     chunk_tokens: int = Field(128, ge=1, description="Supervised positions whose logits exist at a time.")
     teacher_dtype: str = Field(
@@ -96,7 +98,7 @@ def run(settings: JobSettings) -> Path:
     draft_folder, done = settings.output / "draft", settings.output / "done.json"
     target = with_template(load_model(settings.target, settings.teacher_dtype, device="cpu"), settings.data)
     every_row = read_data(settings, target)
-    rows, held_out = split_held_out(every_row, settings.data.held_out_rows, settings.seed)
+    rows, held_out = split_held_out(every_row, settings.data.held_out_rows, settings.data.held_out_seed)
     inputs = {"answers_sha256": sha256(settings.data.answers)} | target_identity(target)
     del inputs["name"]
     check_inputs(settings.output, inputs)

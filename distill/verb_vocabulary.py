@@ -39,7 +39,9 @@ def vocabulary(
     except ValueError:
         raise UserError(f"--sizes {sizes!r}: expected whole numbers with commas between") from None
     target = with_template(load_model(settings.target, settings.teacher_dtype), settings.data)
-    rows, held_out = split_held_out(read_data(settings, target), settings.data.held_out_rows, settings.seed)
+    rows, held_out = split_held_out(
+        read_data(settings, target), settings.data.held_out_rows, settings.data.held_out_seed
+    )
     counts = count_tokens(rows, target.model.config.vocab_size)
     always, tokens = kept_always(target, counts), len(target.tokenizer)
     cuts = [choose_ids(counts, size, always, tokens) for size in wanted if size <= tokens]

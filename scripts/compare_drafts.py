@@ -59,7 +59,7 @@ def main() -> None:
     config, *named = sys.argv[1:]
     settings = read_config(JobSettings, Path(config))
     target = with_template(load_model(settings.target, "float32"), settings.data)
-    held_out = split_held_out(read_data(settings, target), settings.data.held_out_rows, settings.seed)[1]
+    held_out = split_held_out(read_data(settings, target), settings.data.held_out_rows, settings.data.held_out_seed)[1]
     law, gamma, teacher = settings.data.law, settings.measure_num_draft_tokens, Teacher(target.model)
     result = {}
     for kind in ("T=1", "greedy"):

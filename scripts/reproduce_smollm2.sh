@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every table of docs/results.md on drafts for SmolLM2-135M-Instruct, from nothing. What is there already is reused, a
 # killed run goes on where it was, and no single run takes more than two hours on two cores.
-# usage: scripts/reproduce_smollm2.sh [flagship|kinds|objectives|shapes]...   (default: all of them)
+# usage: scripts/reproduce_smollm2.sh [flagship|kinds|objectives|shapes|verification]...   (default: all of them)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH" TOKENIZERS_PARALLELISM=false
@@ -32,6 +32,50 @@ kinds() {
     measure runs/smollm2-lm/draft runs/smollm2-lm-t1 --num-draft-tokens 1 --temperature 1
 }
 
-for part in "${@:-flagship kinds}"; do
-    for one in $part; do "$one"; done
-done
+objectives() { # each with three seeds, some 200,000 tokens
+    data
+    local names="forward_kl reverse_kl jensen_shannon total_variation negative_log_alpha hybrid" compared="" name seed
+    for name in $names; do
+        local drafts=""
+        for seed in 0 1 2; do
+            short "objective-$name-$seed" objective.name="$name" seed=$seed
+            drafts+=",runs/short/objective-$name-$seed/draft"
+        done
+        compared+=" $name=${drafts#,}"
+    done
+    # shellcheck disable=SC2086
+    scripts/compare_drafts.py configs/smollm2-eagle3.yaml $compared
+}
+
+shapes() { # size of the head and unrolled steps, some 200,000 tokens each
+    data
+    draftsmith data vocabulary --config configs/smollm2-eagle3.yaml --sizes 4096,8192,16384,32768,49152
+    local size steps
+    for size in 4096 8192 16384 0; do
+        short "vocabulary-$size" draft.vocabulary=$size
+        measure "runs/short/vocabulary-$size/draft" "runs/short/vocabulary-$size" --num-draft-tokens 2 --max-prompts 32
+    done
+    for steps in 1 2 3; do short "unroll-$steps" draft.unroll_steps=$steps; done
+    scripts/compare_drafts.py configs/smollm2-eagle3.yaml 3=runs/short/unroll-3/draft 2=runs/short/unroll-2/draft \
+        1=runs/short/unroll-1/draft
+}
+
+verification() { # token against block at T = 0.7 and 1, the flagship
+    local temperature rule
+    for temperature in 0.7 1; do
+        for rule in token block; do
+            measure runs/flagship/draft "runs/verification-$temperature-$rule" --num-draft-tokens 3 \
+                --temperature $temperature --verifier $rule --max-prompts 64
+        done
+    done
+}
+
+short() { # NAME OVERRIDES: a run of the flagship's recipe at a small budget
+    local name=$1
+    shift
+    python -m distill --config configs/smollm2-eagle3.yaml "output=runs/short/$name" train.steps=170 \
+        train.measure_every=170 train.save_every=170 "$@"
+}
+
+if [ $# -eq 0 ]; then set -- flagship kinds objectives shapes verification; fi
+for part in "$@"; do "$part"; done
