@@ -14,26 +14,28 @@ from decode.laws import Law
 @torch.no_grad()
 def hf_generate(
     model: Any, prompts: Sequence[Sequence[int]], law: Law, max_new_tokens: int, eos_ids: Sequence[int], seed: int,
-    **extra: Any,
+    whole_law: bool = False, **extra: Any,
 ) -> list[list[int]]:  # fmt: skip
     """Continue each prompt under `law`; an answer keeps its end token, and ends there or at `max_new_tokens`.
 
     What the model's own generation config asks for (penalties, top-k, ...) is set aside for the call, so that the
     law is ours alone, and torch's global random state is put back. A law with processors is given whole, as one
-    processor: transformers would put them behind temperature and filters.
+    processor: transformers would put them behind temperature and filters. `whole_law` asks for that for any law: where
+    top-p counts it is faster, since transformers sorts the whole vocabulary.
     """
     longest = max(len(prompt) for prompt in prompts)
     pad = eos_ids[0] if eos_ids else 0
     ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts], device=model.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
     how: dict[str, Any] = {"do_sample": False}
-    if law.processors:
+    whole_law = whole_law or bool(law.processors)
+    if whole_law:
         how = {"do_sample": not law.is_greedy, "top_k": 0}
         extra["logits_processor"] = [_WholeLaw(law), *extra.get("logits_processor", [])]
     elif not law.is_greedy:
         how = {"do_sample": True, "temperature": law.temperature, "top_k": law.top_k, "top_p": law.top_p}
         how["min_p"] = law.min_p or None
-    if law.vocabulary is not None and not law.processors:
+    if law.vocabulary is not None and not whole_law:
         how["suppress_tokens"] = list(range(law.vocabulary, model.config.vocab_size)) or None
     ends: dict[str, Any] = {"eos_token_id": list(eos_ids) or None, "pad_token_id": pad}
     with _blank_generation_config(model), _own_randomness(seed, model.device):

@@ -219,7 +219,7 @@ def sample(
     target: Loaded, prompts: Sequence[Sequence[int]], law: Law, max_new_tokens: int, seed: int
 ) -> list[list[int]]:
     """Answers of `target` to each prompt, as one batch."""
-    return hf_generate(target.model, prompts, law, max_new_tokens, target.eos_ids, seed)
+    return hf_generate(target.model, prompts, law, max_new_tokens, target.eos_ids, seed, whole_law=law.top_p < 1)
 
 
 # (prompt ids, law, answer tokens at most, seed, numbers of the rows) -> answer ids

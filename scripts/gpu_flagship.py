@@ -59,7 +59,8 @@ def write_rows(target, asked, path: Path) -> list[Row]:
     opening = encode_text(target.tokenizer, user_turn_opening(target.tokenizer))
     with path.open("w", encoding="utf-8") as file:
         while perf_counter() - began < 60 * asked.data_minutes or not rows:
-            turns = hf_generate(target.model, [opening] * asked.rows, Law(1.0, top_p=0.95), 48, target.eos_ids, number)
+            law, count = Law(1.0, top_p=0.95), asked.rows
+            turns = hf_generate(target.model, [opening] * count, law, 48, target.eos_ids, number, whole_law=True)
             texts = [target.tokenizer.decode(turn, skip_special_tokens=True).strip().split("\n")[0] for turn in turns]
             prompts = [render_prompt(target.tokenizer, [{"role": "user", "content": text}]) for text in texts if text]
             for law in (Law(1.0), Law(0.0)):
