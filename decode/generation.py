@@ -62,12 +62,12 @@ class Settings:
         penalties = self.penalties.processors(prompt_tokens, self.stops.eos_ids, device)
         return replace(self.law, processors=(*penalties, *self.law.processors))
 
-    def draft_law(self, target_law: Law, fitted: Mapping[float, float] = {}) -> Law:
+    def draft_law(self, target_law: Law, fitted: Mapping[float, float] | None = None) -> Law:
         """The draft's law: the target's at the asked for temperature, else at the one `fitted` to it (Draft)."""
         if self.draft_temperature is None:
             if target_law.is_greedy:
                 return target_law
-            return replace(target_law, temperature=drafting_temperature(fitted, target_law.temperature))
+            return replace(target_law, temperature=drafting_temperature(fitted or {}, target_law.temperature))
         if self.draft_temperature == 0:
             return target_law.greedy()
         return replace(target_law, temperature=self.draft_temperature)
@@ -176,7 +176,7 @@ def _rules(
     settings: Settings, draft: Draft[Any] | None, prompt_tokens: int, device: torch.device, draws: Draws
 ) -> Rules:
     law = settings.target_law(prompt_tokens, device)
-    draft_law = settings.draft_law(law, draft.temperatures if draft else {})
+    draft_law = settings.draft_law(law, draft.temperatures if draft else None)
     return Rules(law, draft_law, VERIFIERS[settings.chosen_verifier], draws)
 
 

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from configs.errors import UserError
 from decode.chat import template_fingerprint
-from decode.drafts.head import SIZE, load_trimmed
+from decode.drafts.head import SIZE, is_feature_draft, load_trimmed
 
 if not torch.accelerator.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, where installed, warns of what is no fault
@@ -112,7 +112,7 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
         _check_gguf(Path(text))
         arguments["quantization_config"] = _dequantized()
     config = read_model_config(text)
-    if "LlamaForCausalLMEagle3" in (config.architectures or ()):
+    if is_feature_draft(config):
         raise UserError(f"{text}: a feature draft, which is no model without its target; use it as a draft")
     try:
         if getattr(config, SIZE, None) and not reference.gguf:

@@ -179,9 +179,7 @@ def claim_file(path: Path, target: Loaded, settings: dict[str, Any]) -> None:
         write_json(beside, ours | {"made_with": provenance()})
 
 
-def fill_file(
-    path: Path, ids: Sequence[str], batch_rows: int, make: Any, title: str, alone: bool = False
-) -> None:  # fmt: skip
+def fill_file(path: Path, ids: Sequence[str], batch_rows: int, make: Any, title: str, alone: bool = False) -> None:
     """Append the rows of every batch that is not in `path` yet. `make(row numbers)` gives rows.
 
     Batches are cut from the whole list, so a resumed run makes the same ones; where each row could be made `alone`,
@@ -234,7 +232,7 @@ def _sample_batch(
 
 
 def _self_prompts(
-    target: Loaded, settings: DataSettings, seed: int, sampled_by: "Sampler", by: dict[str, str]
+    target: Loaded, settings: DataSettings, seed: int, sampled_by: Sampler, by: dict[str, str]
 ) -> list[Prompt]:
     """User turns that the target writes from its own chat template: sampled up to the end of the line or turn."""
     path = settings.answers.with_suffix(".prompts.jsonl")

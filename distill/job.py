@@ -138,7 +138,7 @@ def run(settings: JobSettings) -> Path:
         training = record | _training_record(settings, target, progress, values)
         save_draft(draft, target, settings.draft.kind, training, draft_folder)
 
-    progress = train(accelerator, step, supply, settings.train, settings.output, measure, "tau", keep_best)
+    progress = train(accelerator, step, supply, settings.train, settings.output, measure, "tau", keep_best, step.learn)
     if accelerator.is_main_process:
         sampled = [row for row in rows if not (row.greedy or law.is_greedy)][:CALIBRATION_ROWS]
         if sampled:

@@ -14,7 +14,7 @@ from decode.verify import DEFAULT_VERIFIER
 from distill.batches import collate
 from distill.rows import Row
 from distill.teacher import Teacher
-from eval.replay import Replay, expected_rounds, replay_text
+from eval.replay import Replay, expected_rounds, overlaps, replay_text
 
 
 def acceptance_hook(
@@ -39,9 +39,8 @@ def acceptance_hook(
             its_law = law.greedy() if row.greedy else law
             texts += replay_row(draft, teacher, row, its_law, eos_ids, accelerator.device, num_draft_tokens)
         rounds = sum(sum(expected_rounds(text, num_draft_tokens, DEFAULT_VERIFIER)) for text in texts)
-        # A text's first tokens are never drafted as a round's later ones.
-        overlaps = [[value for text in texts for value in text.number(j).overlap[j:]] for j in numbers]
-        sums = [(sum(map(len, texts)), rounds), *((sum(values), len(values)) for values in overlaps)]
+        found = [overlaps(texts, j) for j in numbers]
+        sums = [(sum(map(len, texts)), rounds), *((sum(values), len(values)) for values in found)]
         whole = accelerator.reduce(torch.tensor(sums, dtype=torch.float64, device=accelerator.device), reduction="sum")
         tau, *alphas = [top / max(1.0, bottom) for top, bottom in whole.tolist()]
         later = {f"alpha_{number}": alpha for number, alpha in enumerate(alphas[1:], start=2)}

@@ -56,9 +56,14 @@ def replay_text(p: Tensor, q: Iterable[Tensor], tokens: Tensor, ended: bool = Fa
     return Replay(drafted, ended)
 
 
-def alpha(texts: Sequence[Replay], number: int = 0) -> float:
-    """α: mean Σ_v min(p, q) over the positions of the texts, for tokens drafted as number `number` + 1 of a round."""
-    values = [value for text in texts for value in text.number(number).overlap[number:]]
+def overlaps(texts: Sequence[Replay], j: int = 0) -> list[float]:
+    """Σ_v min(p, q) at each place of the texts where a token can be drafted as number j + 1 of a round."""
+    return [value for text in texts for value in text.number(j).overlap[j:]]
+
+
+def alpha(texts: Sequence[Replay]) -> float:
+    """α: mean Σ_v min(p, q) over the positions of the texts, for the first drafted token of a round."""
+    values = overlaps(texts)
     return sum(values) / len(values) if values else 0.0
 
 

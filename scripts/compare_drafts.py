@@ -30,7 +30,7 @@ from distill.job import JobSettings, read_data  # noqa: E402
 from distill.measuring import replay_row  # noqa: E402
 from distill.rows import split_held_out  # noqa: E402
 from distill.teacher import Teacher  # noqa: E402
-from eval.replay import expected_rounds  # noqa: E402
+from eval.replay import expected_rounds, overlaps  # noqa: E402
 
 RESAMPLES, POSITIONS = 2000, 5
 
@@ -40,7 +40,7 @@ def sums_of(draft, teacher, row, law, eos_ids, gamma) -> list[float]:
     texts = replay_row(draft, teacher, row, law, eos_ids, torch.device("cpu"), max(gamma, POSITIONS))
     found = []
     for j in range(POSITIONS):
-        values = [value for text in texts for value in text.number(j).overlap[j:]]
+        values = overlaps(texts, j)
         found += [sum(values), len(values)]
     rounds = sum(sum(expected_rounds(text, gamma, DEFAULT_VERIFIER)) for text in texts)
     return [*found, sum(map(len, texts)), rounds]

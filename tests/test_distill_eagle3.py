@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -164,16 +165,18 @@ def test_two_processes_give_the_losses_of_one(finished, job, tmp_path, launch):
 
 
 def test_a_run_that_stopped_goes_on_with_the_mean_alpha_it_had(finished, job, tmp_path):
-    """Killed after four steps by a step limit of the test's own: the checkpoint is all that is left."""
+    """Killed after its first checkpoint, which is all that is left."""
     output = tmp_path / "stopped"
     first = subprocess.Popen([*LAUNCHES["1 process"], *job(output, *HYBRID, kind="eagle3")], cwd=ROOT,
                              env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     while not list((output / "checkpoints").glob("step-??????")) and first.poll() is None:
-        pass
+        time.sleep(0.01)
     first.kill()
     first.wait()
+    assert not (output / "done.json").exists()
     done = run(job(output, *HYBRID, kind="eagle3"))
     assert done.returncode == 0, done.stderr
+    assert "resuming after step" in done.stderr
     assert losses(output) == pytest.approx(losses(finished), rel=1e-6)
 
 
@@ -198,3 +201,12 @@ def test_half_precision_gives_nearly_the_same_losses(finished, job, tmp_path, ha
     assert done.returncode == 0, done.stderr
     assert losses(output) == pytest.approx(losses(finished), rel=0.05)
     assert losses(output) != losses(finished)
+
+
+@pytest.mark.parametrize("launch", ["2 x DDP", "2 x ZeRO-2"])
+def test_half_precision_trains_on_two_processes(finished, job, tmp_path, launch):
+    """As the README launches the demo: the settings ask for bf16, the launcher does not."""
+    half = ["train.mixed_precision=bf16", "teacher_dtype=bfloat16"]
+    done = run(job(tmp_path / "two", *HYBRID, *half, kind="eagle3"), launch)
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "two") == pytest.approx(losses(finished), rel=0.05)

@@ -45,22 +45,16 @@ class Batches(Protocol):
         ...
 
 
-class Module(Protocol):
-    """What trains: called with the inputs of a micro-batch it gives its summed loss, and sums and counts [K, 2]."""
-
-    def learn(self, means: Sequence[float]) -> None:
-        """Take note of the K means over an optimiser step of all processes."""
-        ...
-
-
 Measure = Callable[[], dict[str, float]]
 
 
 def train(
     accelerator: Any, module: nn.Module, batches: Batches, settings: TrainSettings, folder: Path,
     measure: Measure, score: str, keep_best: Callable[[Progress, Mapping[str, float]], None],
+    learn: Callable[[Sequence[float]], None],
 ) -> Progress:  # fmt: skip
-    """Train `module` (see Module) on the sum over a step's supervised tokens, divided by their number.
+    """Train `module`, whose forward returns the summed loss over a micro-batch's supervised tokens, and sums and counts
+    [K, 2] of K quantities. `learn` is told their means over each optimiser step of all processes.
 
     Every `measure_every` steps, before the first and after the last, `measure` runs on every process; when its
     value named `score` is the best so far, `keep_best` is called on the main process. Resumes from the newest
@@ -69,7 +63,6 @@ def train(
     prepared, optimizer = accelerator.prepare(module, build_optimizer(module, settings.optim))
     checkpoints = folder / "checkpoints"
     progress = load_checkpoint(accelerator, checkpoints)
-    learn: Callable[[Sequence[float]], None] = module.learn  # type: ignore[assignment]
     if progress.means:
         learn(progress.means)
     with_wandb = settings.tracker == "wandb"

@@ -16,6 +16,12 @@ from transformers.utils.hub import cached_file
 from configs.errors import UserError
 
 SIZE = "draft_vocab_size"  # in config.json, as in EAGLE-3 checkpoints
+FEATURE_DRAFT = "LlamaForCausalLMEagle3"  # the architecture that config.json names, as engines know it
+
+
+def is_feature_draft(config: Any) -> bool:
+    """Whether a transformers config is that of a draft which reads its target's hidden states."""
+    return FEATURE_DRAFT in (config.architectures or ())
 
 
 def trim_head(model: Any, ids: Tensor) -> None:

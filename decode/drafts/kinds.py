@@ -9,7 +9,7 @@ from configs.errors import UserError
 from decode.drafts.contract import Draft
 from decode.drafts.eagle3 import Eagle3Draft
 from decode.drafts.eagle3_model import TAPS, LlamaForCausalLMEagle3
-from decode.drafts.head import check_map, load_weights
+from decode.drafts.head import check_map, is_feature_draft, load_weights
 from decode.drafts.lm import LMDraft
 from decode.models import (
     UNLOADABLE,
@@ -37,11 +37,6 @@ def load_draft(target: Loaded, text: str, dtype: str = "auto", device: str = "au
 def draft_revision(text: str) -> str:
     """What the draft's weights are: the Hub commit, else a fingerprint of the local files."""
     return weights_revision(parse_reference(text), read_model_config(text))
-
-
-def is_feature_draft(config: Any) -> bool:
-    """Whether a transformers config is that of a draft which reads its target's hidden states."""
-    return LlamaForCausalLMEagle3.__name__ in (config.architectures or ())
 
 
 def _load_eagle3(target: Loaded, text: str, config: Any, dtype: str, device: str) -> Eagle3Draft:
