@@ -50,6 +50,13 @@ class ObjectiveSettings(StrictSettings):
     eta: float = Field(3.0, ge=0, description="Of hybrid: how fast λ falls with α; 0 is forward_kl.")
     step_decay: float = Field(0.8, gt=0, le=1, description="Weight of an unrolled step ÷ that of the step before.")
 
+    @model_validator(mode="after")
+    def _refuse_what_has_no_effect(self) -> Self:
+        for option, of in (("beta", "jensen_shannon"), ("eta", "hybrid")):
+            if self.name != of and getattr(self, option) != type(self).model_fields[option].default:
+                raise ValueError(f"objective.{option} has no effect on {self.name}, only on {of}")
+        return self
+
 
 CALIBRATION_ROWS = 64  # training rows that the draft's temperatures are fitted on
 
@@ -77,6 +84,9 @@ class JobSettings(StrictSettings):
     @model_validator(mode="after")
     def _refuse_what_has_no_effect(self) -> Self:
         rollouts = self.on_policy
+        unrolls = self.draft.kind == "eagle3" and self.draft.unroll_steps > 1
+        if not unrolls and self.objective.step_decay != ObjectiveSettings().step_decay:
+            raise ValueError("objective.step_decay has no effect on a draft that is not unrolled over several steps")
         if rollouts.fraction and self.draft.kind == "eagle3" and rollouts.by == "draft":
             raise ValueError("on_policy.by=draft: a feature draft cannot write without its target; use pair")
         if rollouts.fraction and (self.cache.folder or self.data.pack):
@@ -238,6 +248,7 @@ def _training_record(
         "measured": {
             "num_draft_tokens": settings.measure_num_draft_tokens,
             "temperature": settings.data.temperature,
+            "greedy_too": settings.data.greedy_too,
             "alpha_before": before["alpha"],
             "alpha_after": values["alpha"],
             "tau_before": before["tau"],

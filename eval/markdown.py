@@ -72,8 +72,8 @@ def _training(report: Report) -> str:
         "## Training\n\n"
         + table(["draft", "supervised tokens seen", "α", "τ"], rows)
         + (
-            f"\n\nReplayed on held-out answers of the target sampled at temperature {t['temperature']:g}, "
-            f"γ = {t['num_draft_tokens']}."
+            f"\n\nReplayed on held-out answers of the target sampled at temperature {t['temperature']:g}"
+            f"{' and greedily' if t.get('greedy_too') else ''}, γ = {t['num_draft_tokens']}."
         )
     )
 

@@ -119,6 +119,9 @@ def test_from_the_cached_signal_the_loss_and_alpha_are_the_online_ones(teacher, 
         (["draft.kind=eagle3", "draft.layers=[0]"], "layers has no effect on a draft of kind eagle3"),
         (["draft.unroll_steps=2"], "unroll_steps has no effect on a draft of kind lm"),
         (["draft.kind=eagle3", "on_policy.fraction=0.1"], "cannot write without its target"),
+        (["objective.beta=0.2"], "beta has no effect on forward_kl, only on jensen_shannon"),
+        (["objective.name=jensen_shannon", "objective.eta=1"], "eta has no effect on jensen_shannon"),
+        (["objective.step_decay=0.5"], "step_decay has no effect on a draft that is not unrolled"),
     ],
 )
 def test_settings_that_do_not_fit_the_kind_are_refused(overrides, words):
