@@ -92,6 +92,11 @@ def user_turn_opening(tokenizer: Any, arguments: Arguments | None = None) -> str
     return one[:start]
 
 
+def user_turn(tokenizer: Any, text: str, arguments: Arguments | None = None) -> str:
+    """A chat of this one user turn, as the template renders it, without an opened answer."""
+    return _render(tokenizer, [{"role": "user", "content": text}], arguments)
+
+
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Ids of text that already carries its special tokens: none is added, so a begin token never comes twice."""
     return list(tokenizer(text, add_special_tokens=False).input_ids)

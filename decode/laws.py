@@ -101,14 +101,17 @@ class Law:
 
 def _nucleus_floor(probs: Tensor, top_p: float) -> Tensor:
     """Probability of the least likely token in the smallest set whose mass reaches `top_p`. [..., 1]."""
-    V = probs.shape[-1]
-    width = min(NUCLEUS_WIDTH, V) if probs.device.type == "cpu" else V  # elsewhere a look at the mass would wait
-    while True:
-        ordered = probs.topk(width, dim=-1).values
-        mass = ordered.cumsum(-1)
-        if width == V or bool((mass[..., -1] >= top_p).all()):
-            break
-        width = V
+    if probs.device.type != "cpu" or probs.shape[-1] <= NUCLEUS_WIDTH:  # elsewhere a look at the mass would wait
+        return _floor_within(probs.sort(dim=-1, descending=True).values, top_p)[0]
+    floor, reached = _floor_within(probs.topk(NUCLEUS_WIDTH, dim=-1).values, top_p)
+    if not reached.all():
+        floor[~reached] = _floor_within(probs[~reached].sort(dim=-1, descending=True).values, top_p)[0]
+    return floor
+
+
+def _floor_within(ordered: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """The floor [..., 1] among the likeliest, `ordered` [..., n], and whether these reach `top_p` [...]."""
+    mass = ordered.cumsum(-1)
     inside = mass - ordered < top_p
     inside[..., 0] = True
-    return ordered.masked_fill(~inside, torch.inf).amin(-1, keepdim=True)
+    return ordered.masked_fill(~inside, torch.inf).amin(-1, keepdim=True), mass[..., -1] >= top_p

@@ -1,32 +1,29 @@
 """Answers that the target samples itself: batched, resumable by row, with their provenance beside them."""
 
-import json
-import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
-from rich.progress import Progress
 
 from configs.bad_rows import BadRows
 from configs.errors import UserError
-from configs.files import sha256, write_json
-from configs.provenance import provenance
-from configs.reader import differing_keys
+from configs.files import sha256
 from configs.records import read_records
 from configs.settings import StrictSettings
-from decode.chat import encode_text, render_prompt, user_turn_opening
+from decode.chat import render_prompt, user_turn_opening
 from decode.hf import hf_generate
 from decode.laws import Law
 from decode.models import Loaded
-from distill.claims import provenance_path, target_identity
+from distill.claims import claim_file
 from distill.engine import Engine
+from distill.row_file import fill_file
 from distill.rows import answer_faults
+from distill.self_prompts import Sampler, write_prompts
 from eval.suites import Prompt, find_prompts, read_prompts
 
 SAMPLING = {
@@ -41,7 +38,10 @@ class DataSettings(StrictSettings):
     answers: Path = Field(Path("runs/data/answers.jsonl"), description="Where the answers are written and read.")
     prompts: str | None = Field(None, description="Prompt file or set name; none: the target writes all user turns.")
     self_prompts: int = Field(
-        0, ge=0, description="User turns that the target writes on top of the prompts; 0 without prompts means 256."
+        0,
+        ge=0,
+        description="More user turns, written by the target after examples from the prompts; 0 without "
+        "prompts means 256, written freely.",
     )
     samples: int = Field(1, ge=1, description="Answers to each prompt.")
     greedy_too: bool = Field(False, description="And one greedy answer to each prompt, for drafts that serve both.")
@@ -110,7 +110,10 @@ def write_answers(target: Loaded, settings: DataSettings, seed: int, engine: Eng
     claim_file(settings.answers, target, settings.sampling() | {"seed": seed, "prompts_sha256": content} | by)
     sampled_by: Sampler = engine.answer if engine else partial(_sample_batch, target)
     if settings.prompts_to_write:
-        written = _self_prompts(target, settings, seed, sampled_by, by)
+        written = write_prompts(
+            target, settings.answers.with_suffix(".prompts.jsonl"), settings.prompts_to_write, prompts, sampled_by,
+            settings.batch_rows, seed, by | {"prompts_sha256": content},
+        )  # fmt: skip
         written, written_ids = _with_ids(target, written, settings, BadRows(settings.on_bad_row))
         prompts, prompt_ids = [*prompts, *written], [*prompt_ids, *written_ids]
     asked = list(_asked(prompts, settings))
@@ -162,57 +165,6 @@ def with_template(target: Loaded, settings: DataSettings) -> Loaded:
     return replace(target, template_arguments=settings.template_arguments)
 
 
-def claim_file(path: Path, target: Loaded, settings: dict[str, Any]) -> None:
-    """Write FILE.provenance.json, or check that it says the same. Raises UserError for another run's file."""
-    ours = {"target": target_identity(target), "settings": settings}
-    beside = provenance_path(path)
-    if beside.is_file():
-        theirs = json.loads(beside.read_text(encoding="utf-8"))
-        different = differing_keys(ours, {key: theirs.get(key) for key in ours})
-        if different:
-            raise UserError(
-                f"{path}: holds answers made with another {', '.join(different)}; name another file or remove this one"
-            )
-    elif path.exists():
-        raise UserError(f"{path}: exists without {beside.name}, so it is not ours to continue; name another file")
-    else:
-        write_json(beside, ours | {"made_with": provenance()})
-
-
-def fill_file(path: Path, ids: Sequence[str], batch_rows: int, make: Any, title: str, alone: bool = False) -> None:
-    """Append the rows of every batch that is not in `path` yet. `make(row numbers)` gives rows.
-
-    Batches are cut from the whole list, so a resumed run makes the same ones; where each row could be made `alone`,
-    only the missing ones of a batch are made.
-    """
-    done = finished_ids(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with Progress() as progress, path.open("a", encoding="utf-8") as file:
-        bar = progress.add_task(title, total=len(ids), completed=sum(i in done for i in ids))
-        for first in range(0, len(ids), batch_rows):
-            batch = range(first, min(first + batch_rows, len(ids)))
-            missing = [i for i in batch if ids[i] not in done]
-            if not missing:
-                continue
-            rows = {row["id"]: row for row in make(missing if alone else batch)}
-            file.write("".join(json.dumps(rows[ids[i]], ensure_ascii=False) + "\n" for i in missing))
-            file.flush()
-            os.fsync(file.fileno())
-            progress.advance(bar, len(missing))
-
-
-def finished_ids(path: Path) -> set[str]:
-    """Ids of the whole rows in `path`; a last line that a kill cut off is removed from the file."""
-    if not path.exists():
-        return set()
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
-    return {json.loads(line)["id"] for line in whole.splitlines()}
-
-
 def sample(
     target: Loaded, prompts: Sequence[Sequence[int]], law: Law, max_new_tokens: int, seed: int
 ) -> list[list[int]]:
@@ -220,35 +172,11 @@ def sample(
     return hf_generate(target.model, prompts, law, max_new_tokens, target.eos_ids, seed, whole_law=law.top_p < 1)
 
 
-# (prompt ids, law, answer tokens at most, seed, numbers of the rows) -> answer ids
-Sampler = Callable[[Sequence[Sequence[int]], Law, int, int, Sequence[int]], list[list[int]]]
-
-
 def _sample_batch(
     target: Loaded, prompts: Sequence[Sequence[int]], law: Law, max_new_tokens: int, seed: int, numbers: Sequence[int]
 ) -> list[list[int]]:
     """A batch shares its draws, which its first row's number decides."""
     return sample(target, prompts, law, max_new_tokens, seed + numbers[0])
-
-
-def _self_prompts(
-    target: Loaded, settings: DataSettings, seed: int, sampled_by: Sampler, by: dict[str, str]
-) -> list[Prompt]:
-    """User turns that the target writes from its own chat template: sampled up to the end of the line or turn."""
-    path = settings.answers.with_suffix(".prompts.jsonl")
-    claim_file(
-        path, target, {"self_prompts": settings.prompts_to_write, "batch_rows": settings.batch_rows, "seed": seed} | by
-    )
-    prefix = encode_text(target.tokenizer, user_turn_opening(target.tokenizer, target.template_arguments))
-    ids = [f"self-{i:06d}" for i in range(settings.prompts_to_write)]
-
-    def write(batch: Sequence[int]) -> list[dict[str, Any]]:
-        turns = sampled_by([prefix] * len(batch), Law(1.0, top_p=0.95), 64, seed + 7919, batch)
-        texts = [target.tokenizer.decode(turn, skip_special_tokens=True).strip().split("\n")[0] for turn in turns]
-        return [{"id": ids[i], "prompt": text or "Hello."} for i, text in zip(batch, texts, strict=True)]
-
-    fill_file(path, ids, settings.batch_rows, write, "prompts", alone=bool(by))
-    return read_prompts(path)
 
 
 def _with_ids(

@@ -7,6 +7,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from configs.errors import UserError
+from configs.files import write_json
+from configs.provenance import provenance
 from configs.reader import differing_keys, read_config
 from decode.chat import template_fingerprint
 from decode.laws import Law
@@ -77,3 +79,20 @@ def check_answers(answers: Path, target: Loaded, law: Law) -> None:
                     f"{answers}: sampled with {name} {made}, but data.{name} is {asked}; acceptance would be measured "
                     f"under a law that the answers do not follow. Set data.{name}={made}"
                 )
+
+
+def claim_file(path: Path, target: Loaded, settings: dict[str, Any]) -> None:
+    """Write FILE.provenance.json, or check that it says the same. Raises UserError for another run's file."""
+    ours = {"target": target_identity(target), "settings": settings}
+    beside = provenance_path(path)
+    if beside.is_file():
+        theirs = json.loads(beside.read_text(encoding="utf-8"))
+        different = differing_keys(ours, {key: theirs.get(key) for key in ours})
+        if different:
+            raise UserError(
+                f"{path}: holds answers made with another {', '.join(different)}; name another file or remove this one"
+            )
+    elif path.exists():
+        raise UserError(f"{path}: exists without {beside.name}, so it is not ours to continue; name another file")
+    else:
+        write_json(beside, ours | {"made_with": provenance()})

@@ -81,6 +81,11 @@ class Signal:
         """One after the other."""
         return Signal(*(torch.cat([getattr(s, name) for s in signals]) for name in ("top_ids", "top_logp", "tail")))
 
+    def split(self, lengths: Sequence[int]) -> list["Signal"]:
+        """Runs of `lengths` tokens."""
+        tensors = (self.top_ids, self.top_logp, self.tail)
+        return [Signal(*parts) for parts in zip(*(torch.split(t, list(lengths)) for t in tensors), strict=True)]
+
     def within(self, head_ids: Tensor | None, vocabulary: int) -> "Signal":
         """The same over a trimmed head: ids become rows of it, what it lacks becomes row V_d with probability 0.
 
@@ -167,13 +172,18 @@ def write_cache(
         bar = progress.add_task("tokens", total=tokens, completed=sum(shard.tokens for shard in done))
         for number, (first, end) in list(enumerate(plan))[len(done) :]:
             file = folder / f"shard-{number:05d}.safetensors"
-            found = []
-            for at in range(first, end, rows_at_once):
-                found.append(score(rows[at : min(at + rows_at_once, end)], settings.top_k, settings.taps))
-                progress.advance(bar, len(found[-1][0]))
-            signals, tapped = zip(*found, strict=True)
+            order = sorted(range(first, end), key=lambda i: len(rows[i].ids))  # so that little is padding
+            found: dict[int, tuple[Signal, Tensor]] = {}
+            for at in range(0, len(order), rows_at_once):
+                some = order[at : at + rows_at_once]
+                signal, tapped = score([rows[i] for i in some], settings.top_k, settings.taps)
+                by_row = signal.split([rows[i].supervised for i in some])
+                tapped_by_row = torch.split(tapped, [len(rows[i].ids) for i in some])
+                found |= zip(some, zip(by_row, tapped_by_row, strict=True), strict=True)
+                progress.advance(bar, len(signal))
+            signals, all_tapped = zip(*(found[i] for i in range(first, end)), strict=True)
             signal = Signal.joined(signals)
-            _save(signal, torch.cat(tapped), file, vocabulary)
+            _save(signal, torch.cat(all_tapped), file, vocabulary)
             shard = Shard(file=file.name, first_row=first, end_row=end, tokens=len(signal), sha256=sha256(file))
             manifest.shards.append(shard)
             write_json(unfinished, manifest.model_dump(mode="json"))
