@@ -20,6 +20,11 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def read_json(path: Path) -> Any:
+    """The content of a JSON file of our own."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` in one rename; missing parent folders are made."""
     with whole_file(path) as unfinished:

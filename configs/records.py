@@ -1,12 +1,14 @@
-"""Rows from JSONL or Parquet files; a bad row is named by file and line."""
+"""Rows in JSONL and Parquet files: a bad one is named by file and line, a half-written one is removed."""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from configs.bad_rows import BadRows
 from configs.errors import UserError
+from configs.files import whole_file
 
 
 def read_records(path: Path, bad: BadRows | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -68,3 +70,33 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from None
     for number, row in enumerate(table.to_pylist(), start=1):
         yield f"{path}:row {number}", row
+
+
+def append_record(path: Path, row: Any) -> None:
+    """Add one line of JSON to a file and see it to the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def whole_records(path: Path) -> list[Any]:
+    """The whole lines of a file of our own that is being appended to; a last one that a kill cut off is removed."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write rows of equal keys in one rename."""
+    import pyarrow
+    import pyarrow.parquet
+
+    with whole_file(path) as unfinished:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), unfinished)

@@ -1,7 +1,7 @@
 """What a person may ask of decoding, as flat named values: the options of `decode` and of `eval`, with their help."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 class DecodeOptions(StrictSettings):
     """Every option leaves the output lossless: it follows the law that these options give plain decoding."""
+
+    profile_only_for_auto: ClassVar[bool] = True
 
     max_new_tokens: int = Field(128, description="Tokens to generate at most.")
     num_draft_tokens: int | Literal["auto"] = Field(
@@ -89,7 +91,7 @@ class DecodeOptions(StrictSettings):
         from decode.stops import Stops
 
         gamma = self.num_draft_tokens
-        if self.latency_profile is not None and gamma != "auto":
+        if self.profile_only_for_auto and self.latency_profile is not None and gamma != "auto":
             raise UserError("latency_profile has no effect without num_draft_tokens auto; leave it out")
         law = Law(
             self.temperature, self.top_k, self.top_p, self.min_p, vocabulary=target.vocabulary if target else None

@@ -63,19 +63,32 @@ class Tally:
         return self.accepted / self.drafted if self.drafted else None
 
 
-def positions(rounds: Sequence[Round]) -> tuple[list[float | None], list[float | None]]:
-    """Acceptance by position 1, 2, ... of the block: conditional a_j and joint A_j.
+@dataclass(frozen=True)
+class AtPosition:
+    """Rounds that drafted a token at one position of the block, reached it (all before accepted), and accepted it."""
 
-    a_j = accepted at j ÷ rounds that reached j (all before accepted, j proposed, not cut by a stop).
-    A_j = rounds accepted through j ÷ rounds with at least j proposed.
-    """
+    offered: float
+    reached: float
+    accepted: float
+
+
+def at_positions(rounds: Sequence[Round]) -> list[AtPosition]:
+    """For positions 1, 2, ... of the block. A position that a stop cut off was not reached."""
     longest = max((len(r.drafted) for r in rounds), default=0)
-    conditional: list[float | None] = []
-    joint: list[float | None] = []
-    for j in range(1, longest + 1):
-        reached = sum(r.reached >= j for r in rounds)
-        accepted = sum(r.accepted >= j for r in rounds)
-        offered = sum(len(r.drafted) >= j for r in rounds)
-        conditional.append(accepted / reached if reached else None)
-        joint.append(accepted / offered if offered else None)
-    return conditional, joint
+    return [
+        AtPosition(
+            offered=sum(len(r.drafted) >= j for r in rounds),
+            reached=sum(r.reached >= j for r in rounds),
+            accepted=sum(r.accepted >= j for r in rounds),
+        )
+        for j in range(1, longest + 1)
+    ]
+
+
+def positions(rounds: Sequence[Round]) -> tuple[list[float | None], list[float | None]]:
+    """Acceptance by position: conditional a_j = accepted ÷ reached, and joint A_j = accepted ÷ offered."""
+    found = at_positions(rounds)
+    return (
+        [at.accepted / at.reached if at.reached else None for at in found],
+        [at.accepted / at.offered if at.offered else None for at in found],
+    )

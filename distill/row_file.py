@@ -8,6 +8,8 @@ from typing import Any
 
 from rich.progress import Progress
 
+from configs.records import whole_records
+
 
 def fill_file(path: Path, ids: Sequence[str], batch_rows: int, make: Any, title: str, alone: bool = False) -> None:
     """Append the rows of every batch that is not in `path` yet. `make(row numbers)` gives rows.
@@ -15,7 +17,7 @@ def fill_file(path: Path, ids: Sequence[str], batch_rows: int, make: Any, title:
     Batches are cut from the whole list, so a resumed run makes the same ones; where each row could be made `alone`,
     only the missing ones of a batch are made.
     """
-    done = finished_ids(path)
+    done = {row["id"] for row in whole_records(path)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with Progress() as progress, path.open("a", encoding="utf-8") as file:
         bar = progress.add_task(title, total=len(ids), completed=sum(i in done for i in ids))
@@ -29,15 +31,3 @@ def fill_file(path: Path, ids: Sequence[str], batch_rows: int, make: Any, title:
             file.flush()
             os.fsync(file.fileno())
             progress.advance(bar, len(missing))
-
-
-def finished_ids(path: Path) -> set[str]:
-    """Ids of the whole rows in `path`; a last line that a kill cut off is removed from the file."""
-    if not path.exists():
-        return set()
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
-    return {json.loads(line)["id"] for line in whole.splitlines()}

@@ -1,7 +1,7 @@
 """What is measured, on what, and under which law: the options of `eval`, with their help."""
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,13 +11,28 @@ from decode.options import DecodeOptions
 class EvalOptions(DecodeOptions):
     """The decoder's options, and how to measure under them."""
 
+    profile_only_for_auto: ClassVar[bool] = False
+
     target: str = Field(description="Target: a folder, a Hub id[@revision] or a GGUF file.")
     draft: str = Field(description="Draft, named like the target.")
     suite: str = Field("suite", description="Prompt file (.jsonl, .parquet) or the name of one of ours.")
     max_prompts: int = Field(16, ge=1, description="Prompts, taken from the categories in turn.")
     max_new_tokens: int = Field(64, ge=2, description="Tokens of each answer at most.")
     latency_profile: Path | None = Field(
-        None, description="For auto: report.json of an eval on this machine. Default: measured in this run."
+        None,
+        description="What S is predicted with, and auto follows: a profile.json or report.json of another process on "
+        "this machine. Default: measured in this run.",
+    )
+    sweep_lengths: tuple[int, ...] = Field((), description="γ to measure as well; may be given several times.")
+    sweep_temperatures: tuple[float, ...] = Field(
+        (), description="Temperature to measure as well; may be given several times."
+    )
+    sweep_prompts: int = Field(8, ge=1, description="Prompts of each of these further measurements.")
+    training_data: Path | None = Field(
+        None, description="Rows that the draft was trained on, for overlap with the suite. Default: as the draft says."
+    )
+    record: Path | None = Field(
+        None, description="File that gets a line (predicted, measured). Default: predictions.jsonl beside --out."
     )
     verifier: Literal["token", "block", "match"] | None = Field(
         None, description="token, block or match; they differ in what is accepted when sampling. Default: block."

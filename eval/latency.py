@@ -1,6 +1,6 @@
 """What a plain step, a draft step, a verification and the rest of a round cost on this machine."""
 
-from collections.abc import Sequence
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -11,76 +11,91 @@ from configs.errors import UserError
 from decode.drafts.contract import Draft
 from decode.generation import Settings, device_clock, generate_ids
 from decode.kv import Reader
+from decode.length import Costs
 from decode.stops import Stops
+from eval.stats import Interval, median_interval
 
-ROUNDS = 24
 REPEATS = 9
+ROUNDS = 8
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Costs in units of one plain step: c a draft step with its sampling, v a verification, o the rest of a round."""
+    """Costs in units of one plain step: c a draft step with its sampling, v a verification, o the rest of a round.
+
+    `intervals` are 95 % ones of the medians, that of v(n) under "v(n)".
+    """
 
     plain_step_s: float
     c: float
     v: float
     o: float
     verify_by_width: dict[int, float]
+    intervals: dict[str, Interval]
+
+    @property
+    def costs(self) -> Costs:
+        """What a prediction needs of it."""
+        return Costs(self.c, self.o, self.verify_by_width)
 
 
 def profile(
     target: Any, draft: Draft[Any], prompt_ids: list[int], settings: Settings, gamma: int, longest: int
 ) -> Latency:
-    """Measure on the decoder's own rounds of γ; medians, with plain and speculative rounds taken in turn.
+    """Measure the decoder's own rounds of γ, and v(n) for n = 1..`longest`+1 from bare forwards after the prompt.
 
-    `verify_by_width` holds v(n) for n = 1..`longest`+1 tokens, from bare forwards after the prompt.
+    Plain steps, rounds and widths are taken in turn, `REPEATS` times over, so that a change of the machine's pace
+    reaches all of them. A curve that is not monotone is kept as it is.
     """
-    plain_s: list[float] = []
-    draft_s: list[float] = []
-    verify_s: list[float] = []
-    rest_s: list[float] = []
-    for _ in range(3):
-        plain = generate_ids(target, None, prompt_ids, _without_end(settings, ROUNDS + 1))
-        plain_s += [r.round_s for r in plain.rounds]
-        drafted = generate_ids(
-            target, draft, prompt_ids, _without_end(replace(settings, num_draft_tokens=gamma), ROUNDS + 1)
-        )
+    plain_settings = _without_end(settings, ROUNDS + 1)
+    drafting = replace(_without_end(settings, ROUNDS + gamma + 1), num_draft_tokens=gamma)
+    times: dict[str, list[float]] = defaultdict(list)
+    widths = Widths(target, prompt_ids)
+    for _ in range(REPEATS):
+        times["plain"] += [r.round_s for r in generate_ids(target, None, prompt_ids, plain_settings).rounds]
         # The last rounds may draft less than γ.
-        rounds = [r for r in drafted.rounds if len(r.drafted) == gamma]
-        draft_s += [r.draft_s / len(r.drafted) for r in rounds]
-        verify_s += [r.verify_s for r in rounds]
-        rest_s += [r.round_s - r.draft_s - r.verify_s for r in rounds]
-    if not (plain_s and rest_s):
+        rounds = [r for r in generate_ids(target, draft, prompt_ids, drafting).rounds if len(r.drafted) == gamma]
+        times["c"] += [r.draft_s / gamma for r in rounds]
+        times["v"] += [r.verify_s for r in rounds]
+        times["o"] += [r.round_s - r.draft_s - r.verify_s for r in rounds]
+        for width in range(1, longest + 2):
+            times[f"v({width})"].append(widths.seconds(width))
+    if not (times["plain"] and times["o"]):
         raise UserError(
             f"the shortest prompt has {len(prompt_ids)} tokens and leaves no room in the context to measure a round"
         )
-    step = median(plain_s)
-    widths = verify_widths(target, prompt_ids, range(1, longest + 2))
+    step = median(times.pop("plain"))
+    middle = {name: median(seconds) / step for name, seconds in times.items()}
     return Latency(
-        plain_step_s=step,
-        c=median(draft_s) / step,
-        v=median(verify_s) / step,
-        o=median(rest_s) / step,
-        verify_by_width={width: seconds / step for width, seconds in widths.items()},
-    )
+        plain_step_s=step, c=middle["c"], v=middle["v"], o=middle["o"],
+        verify_by_width={width: middle[f"v({width})"] for width in range(1, longest + 2)},
+        intervals={name: _over(median_interval(seconds), step) for name, seconds in times.items()},
+    )  # fmt: skip
 
 
-@torch.no_grad()
-def verify_widths(target: Any, prompt_ids: list[int], widths: Sequence[int]) -> dict[int, float]:
-    """Seconds of one forward over n tokens after the prompt, for each n: medians, widths taken in turn."""
-    device = next(target.parameters()).device
-    clock = device_clock(device)
-    reader = Reader(target)
-    reader.read(torch.tensor([prompt_ids], device=device), keep=1)
-    ids = torch.tensor([prompt_ids], device=device)
-    times: dict[int, list[float]] = {width: [] for width in widths}
-    for _ in range(REPEATS):
-        for width in widths:
-            began = clock()
-            reader.read(ids.repeat(1, width)[:, :width])
-            times[width].append(clock() - began)
-            reader.rewind(len(prompt_ids))
-    return {width: median(seconds) for width, seconds in times.items()}
+def _over(interval: Interval, step: float) -> Interval:
+    return interval[0] / step, interval[1] / step
+
+
+class Widths:
+    """Times bare forwards of the target over n tokens after a prompt."""
+
+    def __init__(self, target: Any, prompt_ids: list[int]) -> None:
+        device = next(target.parameters()).device
+        self._clock = device_clock(device)
+        self._reader = Reader(target)
+        self._ids = torch.tensor([prompt_ids], device=device)
+        with torch.no_grad():
+            self._reader.read(self._ids, keep=1)
+
+    @torch.no_grad()
+    def seconds(self, width: int) -> float:
+        """Of one forward over `width` tokens."""
+        began = self._clock()
+        self._reader.read(self._ids.repeat(1, width)[:, :width])
+        took = self._clock() - began
+        self._reader.rewind(self._ids.shape[1])
+        return took
 
 
 def fastest_threads(target: Any, prompt_ids: list[int], settings: Settings) -> int:

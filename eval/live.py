@@ -20,11 +20,15 @@ from eval.suites import Prompt
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of decoding one prompt: its tokens, and prefill and decode seconds (median over repeats)."""
+    """One way of decoding one prompt: its tokens, and prefill and decode seconds (median over repeats).
+
+    `spread` is the difference of the slowest and the fastest repeat ÷ the median; None for one run.
+    """
 
     token_ids: list[int]
     prefill_s: float
     decode_s: float
+    spread: float | None = None
 
     @property
     def decode(self) -> Timed:
@@ -72,6 +76,18 @@ def run_prompt(
     return PromptRun(prompt, prompt_ids, plain, drafted, hf, traces[0])
 
 
+def run_pair(
+    target: Loaded, draft: Draft[Any], prompt_ids: list[int], settings: Settings, plain_first: bool
+) -> tuple[Arm, Generation]:
+    """One plain and one speculative answer."""
+    found = {}
+    for name in ("plain", "drafted") if plain_first else ("drafted", "plain"):
+        found[name] = generate_ids(
+            target.model, draft if name == "drafted" else None, prompt_ids, settings, target.tokenizer
+        )
+    return _arm(found["plain"]), found["drafted"]
+
+
 def hf_arm(target: Loaded, prompt_ids: list[int], settings: Settings) -> Arm:
     """transformers' own generate under the same law and stops, with the end of its prefill noted."""
     model = uncompiled(target.model)
@@ -106,8 +122,7 @@ def _arm(generation: Generation) -> Arm:
 
 
 def _median_arm(repeats: list[Arm]) -> Arm:
-    return Arm(
-        repeats[0].token_ids,
-        median(arm.prefill_s for arm in repeats),
-        median(arm.decode_s for arm in repeats),
-    )
+    seconds = [arm.decode_s for arm in repeats]
+    middle = median(seconds)
+    spread = (max(seconds) - min(seconds)) / middle if len(repeats) > 1 and middle else None
+    return Arm(repeats[0].token_ids, median(arm.prefill_s for arm in repeats), middle, spread)

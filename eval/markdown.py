@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from eval.report import Report
+from eval.report import Report, SweepPoint
+from eval.stats import Interval
 
 
 def to_markdown(report: Report) -> str:
@@ -18,6 +19,8 @@ def to_markdown(report: Report) -> str:
         _positions(report),
         _costs(report),
         _predicted(report) if lossless else "",
+        _temperatures(report),
+        _footprint(report),
         _certificate(report),
         _settings(report),
     ]
@@ -99,23 +102,32 @@ def _categories(report: Report) -> str:
 
 
 def _positions(report: Report) -> str:
-    p = report.positions
+    p, a = report.positions, report.acceptance
     rows = [
-        [j + 1, p.conditional[j], p.joint[j], p.replayed_conditional[j], p.replayed_joint[j]]
+        [j + 1, *(_with_interval(*pair) for pair in (
+            (p.conditional[j], p.conditional_ci[j]), (p.joint[j], p.joint_ci[j]),
+            (p.replayed_conditional[j], p.replayed_conditional_ci[j]), (p.replayed_joint[j], p.replayed_joint_ci[j]),
+        ))]
         for j in range(len(p.conditional))
-    ]
-    a = report.acceptance
+    ]  # fmt: skip
+    cells = [
+        _with_interval(a.alpha, a.alpha_ci), _with_interval(a.tau, a.tau_ci), a.tau_macro,
+        _with_interval(a.tau_replayed, a.tau_replayed_ci), a.accepted_share,
+    ]  # fmt: skip
     return (
         "## Acceptance\n\n"
         + table(["position j", "a_j decoded", "A_j decoded", "a_j replayed", "A_j replayed"], rows)
         + "\n\n![acceptance by position](plots/positions.png)\n\n"
-        + table(
-            ["α", "τ (micro)", "τ (macro)", "τ replayed", "d = accepted ÷ drafted"],
-            [[a["alpha"], a["tau"], a["tau_macro"], a["tau_replayed"], a["accepted_share"]]],
-        )
+        + table(["α", "τ (micro)", "τ (macro)", "τ replayed", "d = accepted ÷ drafted"], [cells])
         + "\n\nα = Σ min(p, q), teacher-forced on the plain answers. τ counts tokens per target pass, the target's own "
-        "token in, the prefill token out."
+        "token in, the prefill token out. In other tools' words:\n\n"
+        + table(list(report.other_tools), [list(report.other_tools.values())])
     )
+
+
+def _with_interval(value: float | None, interval: Interval | None) -> str:
+    shown = f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
+    return _cell(value) + shown
 
 
 def _costs(report: Report) -> str:
@@ -131,15 +143,55 @@ def _costs(report: Report) -> str:
 
 
 def _predicted(report: Report) -> str:
-    rows = [[int(p["num_draft_tokens"]), p["tau"], p["speedup"]] for p in report.predicted]
-    measured, predicted = report.verdict.speedup_decode, report.predicted_speedup
-    said = f"predicted {predicted:.2f}×" if predicted is not None else "no prediction (γ changes from round to round)"
-    against = f", measured {measured:.2f}×" if measured is not None else ""
+    measured = {point.num_draft_tokens: point for point in report.lengths}
+    rows = [
+        [p.num_draft_tokens, p.tau, _with_interval(p.speedup, p.speedup_ci), p.break_even,
+         _speedup(measured.get(p.num_draft_tokens))]
+        for p in report.predicted
+    ]  # fmt: skip
+    profiled = "another process" if report.settings["latency_profile"] else "this process"
+    best = report.oracle
     return (
         "## Predicted\n\n"
-        + table(["γ", "τ replayed", "S predicted"], rows)
-        + f"\n\nAt γ = {report.settings['num_draft_tokens']}: {said}{against}. "
-        f"Best predicted γ: {report.recommended_num_draft_tokens}."
+        + table(["γ", "τ replayed", "S predicted", "α to break even", "S measured (sweep)"], rows)
+        + f"\n\nFrom replay on the plain answers and a latency profile of {profiled}. Best predicted γ: "
+        + f"{report.recommended_num_draft_tokens}. {_gap(report)}"
+        + (f" A draft that costs nothing and is always right: {best.speedup:.2f}× at γ = {best.num_draft_tokens}."
+           if best else "")
+    )  # fmt: skip
+
+
+def _speedup(point: SweepPoint | None) -> str | None:
+    return _with_interval(point.speedup_decode, point.speedup_decode_ci) if point else None
+
+
+def _gap(report: Report) -> str:
+    gap = report.gap
+    if gap is None:
+        return "No prediction for this run (γ changes from round to round)."
+    factors = {name: getattr(gap, name) for name in ("acceptance", "truncation", "draft", "verify", "overhead", "rest")}
+    return (
+        f"At γ = {report.settings['num_draft_tokens']}: predicted {gap.predicted:.2f}×, measured {gap.measured:.2f}×; "
+        f"{gap.measured / gap.predicted:.3f} = " + " · ".join(f"{name} {x:.3f}" for name, x in factors.items()) + "."
+    )
+
+
+def _temperatures(report: Report) -> str:
+    rows = [[f"{point.temperature:g}", point.prompts, point.tau, _speedup(point)] for point in report.temperatures]
+    return "## Other temperatures\n\n" + table(["temperature", "prompts", "τ", "S_decode"], rows) if rows else ""
+
+
+def _footprint(report: Report) -> str:
+    f = report.footprint
+    rows: list[list[Any]] = [
+        ["weights, GiB", f"{f.target_gib:.3f}", f"{f.draft_gib:.3f}"],
+        ["keys and values, KiB a token", f.target_kv_bytes_per_token / 1024, f.draft_kv_bytes_per_token / 1024],
+    ]
+    return (
+        "## Memory and arithmetic\n\n"
+        + table(["what", "target", "draft"], rows)
+        + f"\n\nGFLOP for each emitted token: {f.plain_gflop_per_token:.2f} plain, "
+        f"{f.speculative_gflop_per_token:.2f} with the draft."
     )
 
 
@@ -177,5 +229,15 @@ def _settings(report: Report) -> str:
     return (
         f"## Settings and provenance\n\n{table(['what', 'value'], rows)}\n\n"
         f"Share of text inside repeated 8-grams: {report.repeated_text_share:.0%}; S_decode without it: "
-        f"{_cell(report.verdict.speedup_decode_without_repeats)}."
+        f"{_cell(report.verdict.speedup_decode_without_repeats)}. {_overlap(report)}"
+    )
+
+
+def _overlap(report: Report) -> str:
+    overlap = report.training_overlap
+    if overlap is None:
+        return "Overlap of the suite with the training data: not measured (no training data at hand)."
+    return (
+        f"Prompts of the suite with {overlap.words} words in a row that stand in one of {overlap.training_rows} "
+        f"training rows: {len(overlap.prompts)}{': ' + ', '.join(overlap.prompts) if overlap.prompts else ''}."
     )

@@ -12,38 +12,46 @@ from pydantic import ValidationError
 from rich.progress import track
 
 from configs.errors import UserError
-from configs.files import sha256, without_local_paths, write_json, write_text
+from configs.files import read_json, sha256, without_local_paths, write_json, write_text
 from configs.provenance import provenance
 from configs.reader import differing_keys
+from configs.records import read_records, write_parquet
 from decode.chat import render_prompt
 from decode.compiled import uncompiled
+from decode.conversations import to_messages
 from decode.drafts.contract import Draft
 from decode.drafts.kinds import draft_revision, load_draft
 from decode.generation import Settings
 from decode.kv import Reader
-from decode.length import Costs
+from decode.length import Costs, read_costs
 from decode.models import Loaded, load_model
+from eval.assembly import Measured, assemble
 from eval.certificate import certify, divergences
 from eval.eval_options import EvalOptions
 from eval.latency import fastest_threads, profile
 from eval.live import PromptRun, run_prompt
 from eval.markdown import to_markdown
+from eval.overlap import training_overlap
 from eval.plots import plot_positions, plot_round
-from eval.predict import predict
+from eval.record import keep_record
 from eval.replay import Replay, replay_text
-from eval.report import Report, assemble
+from eval.report import Overlap, Report
 from eval.suites import Prompt, find_prompts, read_prompts, stratified
+from eval.sweep import at_length, at_temperature, sweep
+from eval.under_way import UnderWay
 
 AUTO_PROFILE_LENGTH = 3  # γ of the rounds in which c and o are measured for auto
 
 
 def measure(options: EvalOptions, out: Path) -> Report:
-    """Measure and write OUT/report.json, report.md and plots. A report of the same measurement is read back.
+    """Measure and write OUT/report.json, report.md, report.html, rounds.parquet and plots.
 
-    Raises UserError for a bad suite or pair, and for an OUT that holds another measurement.
+    What is done lies in OUT/unfinished until the report is written: a killed measurement goes on with it. A report of
+    the same measurement is read back. Raises UserError for a bad suite or pair, and for an OUT that holds another
+    measurement.
     """
     options.settings()  # refuses bad values before anything is loaded
-    costs = options.costs() if options.latency_profile else None
+    costs = read_costs(options.latency_profile) if options.latency_profile else None
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; name a folder as --out")
     path = find_prompts(options.suite)
@@ -52,7 +60,7 @@ def measure(options: EvalOptions, out: Path) -> Report:
     target = replace(target, template_arguments=options.template_argument)
     draft = load_draft(target, options.draft, options.dtype, options.device)
     decoding = options.settings(target, costs)
-    described = options.model_dump(mode="json", exclude={"threads"}) | {
+    described = options.model_dump(mode="json", exclude={"threads", "record", "training_data"}) | {
         "verifier": decoding.chosen_verifier,
         "latency_profile_sha256": sha256(options.latency_profile) if options.latency_profile else None,
         "suite_sha256": sha256(path),
@@ -61,42 +69,65 @@ def measure(options: EvalOptions, out: Path) -> Report:
         "fitted_draft_temperatures": {f"{t:g}": value for t, value in draft.temperatures.items()},
         "run_dtype": str(target.model.dtype).removeprefix("torch."),
     }
-    finished = _read_back(out / "report.json", described, options.threads)
-    if finished:
+    report = _read_back(out / "report.json", described, options.threads)
+    if report:
         print(f"{out}: measured already, read back", file=sys.stderr)
-        _hand_to_draft(finished, Path(options.draft))
-        return finished
+    else:
+        overlap = _overlap(prompts, options)
+        under_way = UnderWay(out / "unfinished", described, prompts)
+        found = _run(target, draft, prompts, options, costs, under_way)
+        assert under_way.profiled
+        described |= {"threads": under_way.profiled.threads}
+        made = provenance() | {"device": str(target.model.device)}
+        report = assemble(target, draft, found, described, _training(options.draft), overlap, made)
+        _write(report, found.runs, out)
+        under_way.end()
+        keep_record(options.record or out.parent / "predictions.jsonl", report)
+    _hand_to_draft(report, Path(options.draft))
+    return report
+
+
+def _run(
+    target: Loaded, draft: Draft[Any], prompts: Sequence[Prompt], options: EvalOptions, costs: Costs | None,
+    under_way: UnderWay,
+) -> Measured:  # fmt: skip
+    """Profile, decode, sweep, replay and certify, as far as that is not done yet."""
+    decoding, is_auto = options.settings(target, costs), options.num_draft_tokens == "auto"
     prompt_ids = [_checked_ids(target, prompt) for prompt in prompts]
     warm_up = min(prompt_ids, key=len)
-    threads = options.threads or fastest_threads(target.model, warm_up, decoding)
+    known = under_way.profiled
+    threads = options.threads or (known.threads if known else fastest_threads(target.model, warm_up, decoding))
     if target.model.device.type == "cpu":
         torch.set_num_threads(threads)
     gamma = AUTO_PROFILE_LENGTH if options.num_draft_tokens == "auto" else options.num_draft_tokens
-    longest = max(options.longest_draft, gamma, max(costs.v) - 1 if costs else 0)
+    longest = max(options.longest_draft, gamma, *options.sweep_lengths, max(costs.v) - 1 if costs else 0)
     if options.compile:
         texts_up_to = max(map(len, prompt_ids)), longest
         target = replace(target, model=options.compiled(target.model, *texts_up_to))
         draft = draft.compiled(lambda model: options.compiled(model, *texts_up_to))
-    latency = profile(target.model, draft, warm_up, decoding, gamma, longest)
-    if options.num_draft_tokens == "auto" and costs is None:
-        decoding = options.settings(target, Costs(latency.c, latency.o, latency.verify_by_width))
-    pairs = track(list(zip(prompts, prompt_ids, strict=True)), "decoding the suite")
-    runs = [
-        run_prompt(target, draft, prompt, ids, decoding, options.repeats, first=number)
-        for number, (prompt, ids) in enumerate(pairs)
-    ]
+    latency = known.latency if known else profile(target.model, draft, warm_up, decoding, gamma, longest)
+    under_way.note(threads, latency)
+    costs = costs or latency.costs
+    decoding = options.settings(target, costs) if is_auto else decoding
+    for number, (prompt, ids) in enumerate(track(list(zip(prompts, prompt_ids, strict=True)), "decoding the suite")):
+        if prompt.id not in under_way.runs:
+            under_way.add(run_prompt(target, draft, prompt, ids, decoding, options.repeats, first=number))
+    runs = list(under_way.runs.values())
     if not any(run.trace.rounds for run in runs):
         raise UserError("every answer ended with its first token, so there is nothing to measure; use other prompts")
-    texts = [_replay(target, draft, run, decoding, longest) for run in track(runs, "replaying")]
-    certificate = certify(target, draft, runs, decoding, gamma, options.fp32_prompts, options.fp32_tokens)
-    report = assemble(
-        runs, texts, latency, predict(texts, latency, decoding.chosen_verifier), certificate,
-        divergences(target.model, runs, decoding), described | {"threads": threads},
-        _training(options.draft), provenance() | {"device": str(target.model.device)},
-    )  # fmt: skip
-    _write(report, runs, out)
-    _hand_to_draft(report, Path(options.draft))
-    return report
+    few = prompt_ids[: options.sweep_prompts]
+    lengths = [at_length(decoding, length) for length in options.sweep_lengths]
+    temperatures = [at_temperature(decoding, temperature) for temperature in options.sweep_temperatures]
+    return Measured(
+        lengths=sweep(target, draft, few, lengths, under_way.folder / "lengths.jsonl"),
+        temperatures=sweep(target, draft, few, temperatures, under_way.folder / "temperatures.jsonl"),
+        runs=runs,
+        texts=[_replay(target, draft, run, decoding, longest) for run in track(runs, "replaying")],
+        latency=latency,
+        costs=costs,
+        certificate=certify(target, draft, runs, decoding, gamma, options.fp32_prompts, options.fp32_tokens),
+        divergences=divergences(target.model, runs, decoding),
+    )
 
 
 @torch.no_grad()
@@ -154,14 +185,26 @@ def _training(draft: str) -> dict[str, Any] | None:
     }
 
 
+def _overlap(prompts: Sequence[Prompt], options: EvalOptions) -> Overlap | None:
+    """With the rows named, else with those that the draft's training.json names, if they are still there."""
+    path = options.training_data
+    said = Path(options.draft) / "training.json"
+    if path is None and said.is_file():
+        named = read_json(said).get("config", {}).get("data", {}).get("answers")
+        path = Path(named) if named and Path(named).is_file() else None
+    if path is None:
+        return None
+    return training_overlap(prompts, (to_messages(row) for _, row in read_records(path)))
+
+
 def _write(report: Report, runs: Sequence[PromptRun], out: Path) -> None:
-    """Rounds and plots first, report.json last: a folder with a report.json is whole."""
+    """Rounds, plots and pages first, report.json last: a folder with a report.json is whole."""
     rounds = [
         {"id": run.prompt.id, "round": number} | vars(done)
         for run in runs
         for number, done in enumerate(run.trace.rounds)
     ]
-    write_text(out / "rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rounds))
+    write_parquet(out / "rounds.parquet", rounds)
     plot_positions(report, out / "plots" / "positions.png")
     plot_round(report, out / "plots" / "round.png")
     write_text(out / "report.md", to_markdown(report))

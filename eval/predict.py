@@ -1,32 +1,87 @@
-"""The speed-up that acceptance and latency together promise, for every draft length."""
+"""The speed-up that acceptance and latency together promise, for every draft length, and what it takes to pay."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from eval.latency import Latency
-from eval.replay import Replay, tau
+from pydantic import BaseModel
+
+from decode.length import Costs
+from eval.replay import Drafted, Replay, expected_rounds, tau
+from eval.stats import Interval, ratio_interval
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """S for one γ: replayed τ ÷ the cost of a round in plain steps."""
+class Prediction(BaseModel):
+    """S for one γ: replayed τ ÷ the cost of a round in plain steps; the interval is that of the texts.
+
+    `break_even` is the acceptance, the same at each position, with which it would be 1; None where none is enough.
+    """
 
     num_draft_tokens: int
     tau: float
     speedup: float
+    speedup_ci: Interval | None
+    break_even: float | None
 
 
-def predict(texts: Sequence[Replay], latency: Latency, verifier: str) -> list[Prediction]:
+class Oracle(BaseModel):
+    """The most that verifying can give: a draft that costs nothing and is always right, at its best γ."""
+
+    num_draft_tokens: int
+    speedup: float
+
+
+def predict(texts: Sequence[Replay], costs: Costs, verifier: str) -> list[Prediction]:
     """S(γ) = τ(γ) / (γ·c + v(γ+1) + o) for every γ whose v was measured (Leviathan et al. 2023, theorem 3.8)."""
     found = []
-    for width, v in sorted(latency.verify_by_width.items()):
-        gamma = width - 1
-        if gamma >= 1:
-            expected = tau(texts, gamma, verifier)
-            found.append(Prediction(gamma, expected, expected / (gamma * latency.c + v + latency.o)))
+    for gamma in _lengths(costs):
+        cost = gamma * costs.c + costs.v[gamma + 1] + costs.o
+        parts = [(float(len(text)), sum(expected_rounds(text, gamma, verifier))) for text in texts]
+        expected, interval = tau(texts, gamma, verifier), ratio_interval(parts)
+        found.append(
+            Prediction(
+                num_draft_tokens=gamma,
+                tau=expected,
+                speedup=expected / cost,
+                speedup_ci=(interval[0] / cost, interval[1] / cost) if interval else None,
+                break_even=break_even(gamma, cost),
+            )
+        )
     return found
 
 
 def best_length(predictions: Sequence[Prediction]) -> int:
     """The γ with the largest predicted speed-up."""
     return max(predictions, key=lambda prediction: prediction.speedup).num_draft_tokens
+
+
+def break_even(num_draft_tokens: int, round_cost: float) -> float | None:
+    """The a with 1 + a + ... + a^γ = the cost of a round in plain steps, to 1e-6; None above γ + 1, 0 below 1."""
+    if round_cost > num_draft_tokens + 1:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        enough = sum(middle**j for j in range(num_draft_tokens + 1)) >= round_cost
+        low, high = (low, middle) if enough else (middle, high)
+    return high if round_cost > 1 else 0.0
+
+
+def oracle(texts: Sequence[Replay], costs: Costs) -> Oracle:
+    """Of the same texts: they end where they end, so that even a perfect draft loses its last round's rest."""
+    perfect = [replace(text, drafted=[_perfect(text)]) for text in texts]
+    return max(
+        (
+            Oracle(num_draft_tokens=gamma, speedup=tau(perfect, gamma, "token") / (costs.v[gamma + 1] + costs.o))
+            for gamma in _lengths(costs)
+        ),
+        key=lambda found: found.speedup,
+    )
+
+
+def _perfect(text: Replay) -> Drafted:
+    ones = [1.0] * len(text)
+    return Drafted(ones, ones, ones)
+
+
+def _lengths(costs: Costs) -> list[int]:
+    return [width - 1 for width in sorted(costs.v) if width > 1]

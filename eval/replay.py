@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from decode.trace import AtPosition
 from decode.verify import overlap
 
 LARGEST_RATIO = 1e12
@@ -104,22 +105,31 @@ def tau(texts: Sequence[Replay], num_draft_tokens: int, verifier: str) -> float:
     return tokens / rounds if rounds else 1.0
 
 
-def positions(texts: Sequence[Replay], num_draft_tokens: int, verifier: str) -> tuple[list[float], list[float]]:
-    """Expected conditional a_j and joint A_j for j = 1..γ, over the rounds that draft j tokens.
+def at_positions(text: Replay, num_draft_tokens: int, verifier: str) -> list[AtPosition]:
+    """Expected counts for positions 1..γ of the block.
 
     As in decoding, a round never drafts the last token that a limit allows.
     """
     offered, accepted, reached = ([0.0] * num_draft_tokens for _ in range(3))
-    for text in texts:
-        for start, chance in enumerate(expected_rounds(text, num_draft_tokens, verifier)):
-            kept = kept_chances(text, start, num_draft_tokens, verifier)
-            for j in range(num_draft_tokens):
-                if not (text.ended or start + j + 1 < len(text)):
-                    break
-                offered[j] += chance
-                if j + 1 < len(kept):
-                    reached[j] += chance * kept[j]
-                    accepted[j] += chance * kept[j + 1]
-    conditional = [a / r if r else 0.0 for a, r in zip(accepted, reached, strict=True)]
-    joint = [a / o if o else 0.0 for a, o in zip(accepted, offered, strict=True)]
+    for start, chance in enumerate(expected_rounds(text, num_draft_tokens, verifier)):
+        kept = kept_chances(text, start, num_draft_tokens, verifier)
+        for j in range(num_draft_tokens):
+            if not (text.ended or start + j + 1 < len(text)):
+                break
+            offered[j] += chance
+            if j + 1 < len(kept):
+                reached[j] += chance * kept[j]
+                accepted[j] += chance * kept[j + 1]
+    return [AtPosition(*counts) for counts in zip(offered, reached, accepted, strict=True)]
+
+
+def positions(texts: Sequence[Replay], num_draft_tokens: int, verifier: str) -> tuple[list[float], list[float]]:
+    """Expected conditional a_j and joint A_j for j = 1..γ, over the rounds that draft j tokens."""
+    conditional, joint = [], []
+    for at in zip(*(at_positions(text, num_draft_tokens, verifier) for text in texts), strict=True):
+        offered, reached, accepted = (
+            sum(getattr(one, name) for one in at) for name in ("offered", "reached", "accepted")
+        )
+        conditional.append(accepted / reached if reached else 0.0)
+        joint.append(accepted / offered if offered else 0.0)
     return conditional, joint

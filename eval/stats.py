@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import bootstrap
 
 FEWEST_PROMPTS = 5
+RESAMPLES = 2000
+
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -19,38 +21,54 @@ class Timed:
 
 def speedup(plain: Sequence[Timed], other: Sequence[Timed]) -> float:
     """Σ plain time ÷ Σ other time over the same prompts, per token where the answers differ in length."""
-    plain_s, plain_tokens, other_s, other_tokens = _columns(plain, other)
-    return float(_ratio(plain_s, plain_tokens, other_s, other_tokens))
+    return float(_speedup(_columns(plain, other).sum(0)))
 
 
-def speedup_interval(plain: Sequence[Timed], other: Sequence[Timed], seed: int = 0) -> tuple[float, float] | None:
-    """95 % interval of `speedup`: paired bootstrap over prompts (percentile, 2,000 resamples).
+def speedup_interval(plain: Sequence[Timed], other: Sequence[Timed]) -> Interval | None:
+    """95 % interval of `speedup`: paired bootstrap over prompts. None for too few."""
+    timed = [(a, b) for a, b in zip(plain, other, strict=True) if a.tokens and b.tokens]
+    sums = resampled(_columns([a for a, _ in timed], [b for _, b in timed])) if timed else None
+    return None if sums is None else interval(_speedup(sums))
+
+
+def ratio_interval(parts: Sequence[tuple[float, float]]) -> Interval | None:
+    """95 % interval of Σ numerator ÷ Σ denominator, one pair for each prompt. None for too few."""
+    counted = [part for part in parts if part[1]]
+    sums = resampled(np.array(counted, dtype=float)) if counted else None
+    return None if sums is None else interval(sums[:, 0] / sums[:, 1])
+
+
+def resampled(columns: np.ndarray, seed: int = 0) -> np.ndarray | None:
+    """Sums over prompts drawn with replacement: one row of `columns` [prompts, n] for each prompt -> [resamples, n].
 
     None below `FEWEST_PROMPTS`: resampling so few prompts shows a certainty that is not there.
     """
-    timed = [(a, b) for a, b in zip(plain, other, strict=True) if a.tokens and b.tokens]
-    if len(timed) < FEWEST_PROMPTS:
+    count = len(columns)
+    if count < FEWEST_PROMPTS:
         return None
-    plain, other = [a for a, _ in timed], [b for _, b in timed]
-    found = bootstrap(
-        _columns(plain, other), _ratio, paired=True, vectorized=True, n_resamples=2000, method="percentile",
-        rng=np.random.default_rng(seed),
-    )  # fmt: skip
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+    picks = np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
+    sums: np.ndarray = columns[picks].sum(1)
+    return sums
 
 
-def _columns(plain: Sequence[Timed], other: Sequence[Timed]) -> tuple[np.ndarray, ...]:
-    assert len(plain) == len(other)
-    columns = zip(*((a.seconds, a.tokens, b.seconds, b.tokens) for a, b in zip(plain, other, strict=True)), strict=True)
-    return tuple(np.array(column, dtype=float) for column in columns)
+def median_interval(values: Sequence[float]) -> Interval:
+    """95 % interval of the median of repeated timings, by bootstrap over them."""
+    picks = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
+    return interval(np.median(np.array(values, dtype=float)[picks], axis=1))
 
 
-def _ratio(
-    plain_s: np.ndarray,
-    plain_tokens: np.ndarray,
-    other_s: np.ndarray,
-    other_tokens: np.ndarray,
-    axis: int = -1,
-) -> np.ndarray:
-    plain_pace = plain_s.sum(axis) / plain_tokens.sum(axis)
-    return plain_pace / (other_s.sum(axis) / other_tokens.sum(axis))
+def interval(values: np.ndarray) -> Interval:
+    """The middle 95 % of resampled values."""
+    low, high = np.quantile(values, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def _columns(plain: Sequence[Timed], other: Sequence[Timed]) -> np.ndarray:
+    pairs = zip(plain, other, strict=True)
+    return np.array([(a.seconds, a.tokens, b.seconds, b.tokens) for a, b in pairs], dtype=float)
+
+
+def _speedup(sums: np.ndarray) -> np.ndarray:
+    plain_s, plain_tokens, other_s, other_tokens = np.moveaxis(sums, -1, 0)
+    pace: np.ndarray = (plain_s / plain_tokens) / (other_s / other_tokens)
+    return pace

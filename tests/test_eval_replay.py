@@ -8,8 +8,8 @@ from tables import random_table
 from decode.drafts.lm import LMDraft
 from decode.generation import Settings, generate_ids
 from decode.laws import Law
+from decode.length import Costs
 from decode.verify import VERIFIERS
-from eval.latency import Latency
 from eval.predict import best_length, predict
 from eval.replay import Drafted, Replay, alpha, expected_rounds, kept_chances, positions, replay_text, tau
 from eval.stats import Timed, speedup, speedup_interval
@@ -85,8 +85,7 @@ def test_a_token_that_the_target_law_no_longer_allows_follows_the_draft():
 
 def test_the_prediction_divides_tau_by_the_cost_of_a_round():
     text = constant(0.5, 1000)
-    latency = Latency(plain_step_s=0.04, c=0.1, v=1.2, o=0.05, verify_by_width={1: 1.0, 2: 1.1, 3: 1.5})
-    found = predict([text], latency, "token")
+    found = predict([text], Costs(c=0.1, o=0.05, v={1: 1.0, 2: 1.1, 3: 1.5}), "token")
     assert [p.num_draft_tokens for p in found] == [1, 2]
     assert found[0].speedup == pytest.approx(found[0].tau / (0.1 + 1.1 + 0.05))
     assert found[1].speedup == pytest.approx(found[1].tau / (0.2 + 1.5 + 0.05))

@@ -4,12 +4,14 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
 from configs.errors import UserError
+from configs.records import read_records
 from decode.drafts.lm import LMDraft
 from decode.generation import Generation, Settings, generate_ids
 from decode.laws import Law
@@ -17,11 +19,13 @@ from decode.models import load_model
 from decode.stops import Stops
 from decode.trace import Round
 from decode.verify import VERIFIERS
+from eval.assembly import _without_repeats
 from eval.certificate import certify, first_difference
 from eval.eval_options import EvalOptions
 from eval.live import Arm, PromptRun, hf_arm, run_prompt
 from eval.measure import measure, summary_rows
-from eval.report import Report, _without_repeats
+from eval.report import Report
+from eval.stats import speedup
 from eval.suites import Prompt
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +43,9 @@ def settings_for(target, draft, **changes):
     return EvalOptions(**(values | changes))
 
 
+SWEEPS = {"sweep_lengths": (1, 2), "sweep_temperatures": (1.0,), "sweep_prompts": 5}
+
+
 @pytest.fixture(scope="module")
 def short_suite(tmp_path_factory):
     path = tmp_path_factory.mktemp("suite") / "short.jsonl"
@@ -52,7 +59,14 @@ def measured(tiny_target, tiny_draft, short_suite, tmp_path_factory):
     draft = tmp_path_factory.mktemp("drafts") / "draft"
     shutil.copytree(tiny_draft, draft)
     out = tmp_path_factory.mktemp("reports") / "report"
-    return measure(settings_for(tiny_target, draft, suite=short_suite), out), out, draft
+    trained_on = out.parent / "trained_on.jsonl"
+    chats = [
+        {"prompt": "which a, which A", "completion": "This one."},
+        {"prompt": "And who?", "completion": "Nobody."},
+    ]
+    trained_on.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    settings = settings_for(tiny_target, draft, suite=short_suite, training_data=trained_on, **SWEEPS)
+    return measure(settings, out), out, draft
 
 
 def test_the_report_holds_what_it_promises(measured):
@@ -75,7 +89,7 @@ def test_replayed_and_decoded_acceptance_agree_when_greedy_in_float32(measured):
     report, _, _ = measured
     assert report.verdict.lossless
     assert not report.divergences
-    assert report.acceptance["tau"] == pytest.approx(report.acceptance["tau_replayed"], rel=1e-9)
+    assert report.acceptance.tau == pytest.approx(report.acceptance.tau_replayed, rel=1e-9)
     assert 1.05 < report.verdict.tau < 3.95
     decoded = [x for x in report.positions.conditional if x is not None]
     assert decoded == pytest.approx(report.positions.replayed_conditional[: len(decoded)], abs=1e-9)
@@ -92,7 +106,7 @@ def test_plots_and_tables_lie_beside_it_and_the_draft_takes_a_copy_along(measure
     handed, whole = json.loads((draft / "report.json").read_text()), json.loads((out / "report.json").read_text())
     assert handed["verdict"] == whole["verdict"]
     assert handed["settings"]["draft"] == "draft"
-    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    rounds = [row for _, row in read_records(out / "rounds.parquet")]
     assert sum(len(row["tokens"]) for row in rounds) == pytest.approx(report.verdict.tau * len(rounds))
     assert str(draft.parent) not in (draft / "report.json").read_text()
     recommended = json.loads((draft / "config.json").read_text())["draftsmith"]["recommended_num_draft_tokens"]
@@ -102,16 +116,86 @@ def test_plots_and_tables_lie_beside_it_and_the_draft_takes_a_copy_along(measure
 
 def test_the_same_measurement_is_read_back_and_another_one_is_refused(measured, tiny_target, short_suite):
     report, out, draft = measured
-    assert measure(settings_for(tiny_target, draft, suite=short_suite), out) == report
+    assert measure(settings_for(tiny_target, draft, suite=short_suite, **SWEEPS), out) == report
     with pytest.raises(UserError, match=r"another measurement.*temperature"):
-        measure(settings_for(tiny_target, draft, suite=short_suite, temperature=1.0), out)
+        measure(settings_for(tiny_target, draft, suite=short_suite, temperature=1.0, **SWEEPS), out)
+
+
+def test_every_headline_comes_back_out_of_the_figures_of_its_prompts(measured):
+    report, _, _ = measured
+    prompts = report.prompts
+    plain, ours = [p.plain.decode for p in prompts], [p.speculative.decode for p in prompts]
+    assert speedup(plain, ours) == pytest.approx(report.verdict.speedup_decode)
+    assert sum(p.emitted for p in prompts) / sum(p.rounds for p in prompts) == pytest.approx(report.verdict.tau)
+    assert sum(p.overlap for p in prompts) / sum(p.places for p in prompts) == pytest.approx(report.verdict.alpha)
+    low, high = report.acceptance.tau_ci
+    assert low <= report.acceptance.tau <= high
+    gap = report.gap
+    product = gap.acceptance * gap.truncation * gap.draft * gap.verify * gap.overhead * gap.rest
+    assert product == pytest.approx(gap.measured / gap.predicted)
+    assert gap.acceptance == pytest.approx(1.0)  # in float32 at T = 0 replay foresees every round
+
+
+def test_sweeps_measure_other_lengths_and_temperatures_on_some_prompts(measured):
+    report, _, _ = measured
+    assert [(p.num_draft_tokens, p.temperature, p.prompts) for p in report.lengths] == [(1, 0.0, 5), (2, 0.0, 5)]
+    assert [(p.num_draft_tokens, p.temperature, p.prompts) for p in report.temperatures] == [(3, 1.0, 5)]
+    replayed = {p.num_draft_tokens: p.tau for p in report.predicted}
+    assert report.lengths[0].tau == pytest.approx(replayed[1], rel=0.2)
+    assert all(p.speedup_decode_ci[0] <= p.speedup_decode <= p.speedup_decode_ci[1] for p in report.lengths)
+
+
+def test_prompts_that_stand_in_the_training_data_are_named(measured):
+    report, out, _ = measured
+    assert report.training_overlap.training_rows == 2
+    assert report.training_overlap.prompts == ["a1"]
+    assert "training rows: 1: a1" in (out / "report.md").read_text()
+
+
+def test_a_sample_is_the_answer_with_what_was_rejected_between(measured):
+    report, out, draft = measured
+    tokenizer = load_model(str(draft)).tokenizer
+    rounds = [row for _, row in read_records(out / "rounds.parquet")]
+    assert [sample.category for sample in report.samples] == list("abcd")
+    for sample in report.samples:
+        own = [row for row in rounds if row["id"] == sample.id]
+        emitted = "".join(tokenizer.decode([token]) for row in own for token in row["tokens"])
+        assert "".join(piece.text for piece in sample.pieces[1:] if piece.kind != "rejected") == emitted
+        kinds = Counter(piece.kind for piece in sample.pieces)
+        assert kinds["accepted"] == sum(row["accepted"] for row in own)
+        assert all((piece.p is not None) == (piece.kind in ("accepted", "rejected")) for piece in sample.pieces)
+
+
+def test_a_crash_in_the_last_part_loses_nothing(tiny_target, tiny_draft, short_suite, tmp_path, monkeypatch):
+    from eval import measure as room
+
+    settings = settings_for(tiny_target, tiny_draft, suite=short_suite, max_prompts=3, sweep_lengths=(1,))
+
+    def crash(*_):
+        raise RuntimeError("power cut")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(room, "certify", crash)
+        with pytest.raises(RuntimeError, match="power cut"):
+            measure(settings, tmp_path / "out")
+    with monkeypatch.context() as broken:
+        for part in ("run_prompt", "profile"):
+            broken.setattr(room, part, crash)
+        broken.setattr("eval.sweep.run_pair", crash)
+        with pytest.raises(UserError, match=r"another measurement began here.*temperature"):
+            measure(settings.model_copy(update={"temperature": 0.5}), tmp_path / "out")
+        report = measure(settings, tmp_path / "out")
+    assert len(report.prompts) == 3
+    assert not (tmp_path / "out" / "unfinished").exists()
+    (line,) = [row for _, row in read_records(tmp_path / "predictions.jsonl")]
+    assert (line["predicted"], line["measured"]) == (report.predicted_speedup, report.verdict.speedup_decode)
 
 
 def test_a_sampled_measurement_replays_within_chance(tiny_target, tiny_draft, short_suite, tmp_path):
     settings = settings_for(tiny_target, tiny_draft, suite=short_suite, temperature=1.0, max_prompts=16)
     report = measure(settings, tmp_path / "out")
     assert report.verdict.lossless
-    assert report.acceptance["tau"] == pytest.approx(report.acceptance["tau_replayed"], rel=0.2)
+    assert report.acceptance.tau == pytest.approx(report.acceptance.tau_replayed, rel=0.2)
     assert "not on this run" in report.certificate.proves
 
 
@@ -218,7 +302,7 @@ def test_a_measurement_with_auto_lengths_says_what_it_can_and_certifies_with_dra
     report = measure(settings, tmp_path / "out")
     assert report.verdict.lossless
     assert report.predicted_speedup is None
-    assert report.acceptance["tau_replayed"] is None
+    assert report.acceptance.tau_replayed is None
     assert report.recommended_num_draft_tokens >= 1
     assert "γ = auto" in (tmp_path / "out" / "report.md").read_text()
     assert max(lengths) == 3

@@ -7,12 +7,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = ["configs", "decode", "eval", "train", "distill"]  # each may import those to its left
+METRICS = {f"eval/metrics/{name}/{name}.py" for name in ("acceptance", "accepted_length", "speedup")}
 HOMES = {
     "accelerate": {"train/parallel.py"},
     "deepspeed": {"train/parallel.py"},
     "wandb": {"train/tracking.py"},
     "huggingface_hub": {"train/publish/hub.py", "train/publish/card.py"},
-    "datasets": {"distill/sources.py"},
+    "datasets": {"distill/sources.py", *METRICS},  # a metric names its columns' types with it
+    "evaluate": METRICS,
     "openai": {"distill/engine.py"},
     "pyarrow": {"configs/records.py"},
     "matplotlib": {"eval/plots.py"},

@@ -1,0 +1,59 @@
+"""Further measurements of the same pair at other draft lengths and temperatures, on some of the prompts."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.progress import track
+
+from configs.errors import UserError
+from configs.records import append_record, whole_records
+from decode.drafts.contract import Draft
+from decode.generation import Settings
+from decode.models import Loaded
+from decode.trace import Tally
+from eval.live import run_pair
+from eval.report import SweepPoint
+from eval.stats import Timed, speedup, speedup_interval
+
+
+def at_length(settings: Settings, num_draft_tokens: int) -> Settings:
+    """The same with another γ."""
+    if num_draft_tokens < 1:
+        raise UserError(f"sweep_lengths {num_draft_tokens}: expected 1 or more")
+    return replace(settings, num_draft_tokens=num_draft_tokens)
+
+
+def at_temperature(settings: Settings, temperature: float) -> Settings:
+    """The same at another temperature; at 0 filters have no use."""
+    law = settings.law.greedy() if temperature == 0 else replace(settings.law, temperature=temperature)
+    return replace(settings, law=law)
+
+
+def sweep(
+    target: Loaded, draft: Draft[Any], prompts: Sequence[list[int]], settings: Sequence[Settings], unfinished: Path
+) -> list[SweepPoint]:  # fmt: skip
+    """One point for each of `settings`; those that `unfinished` has already are read back."""
+    points = [SweepPoint.model_validate(row) for row in whole_records(unfinished)]
+    left = settings[len(points) :]
+    for one in track(left, f"other {unfinished.stem}") if left else ():
+        points.append(_point(target, draft, prompts, one))
+        append_record(unfinished, points[-1].model_dump(mode="json"))
+    return points
+
+
+def _point(target: Loaded, draft: Draft[Any], prompts: Sequence[list[int]], settings: Settings) -> SweepPoint:
+    runs = [run_pair(target, draft, ids, settings, plain_first=i % 2 == 0) for i, ids in enumerate(prompts)]
+    plain = [arm.decode for arm, _ in runs]
+    drafted = [Timed(answer.decode_s, max(0, len(answer.token_ids) - 1)) for _, answer in runs]
+    says = any(timed.tokens for timed in plain) and any(timed.tokens for timed in drafted)
+    gamma = settings.num_draft_tokens
+    return SweepPoint(
+        num_draft_tokens=gamma if isinstance(gamma, int) else None,
+        temperature=settings.law.temperature,
+        prompts=len(prompts),
+        tau=Tally.of([done for _, answer in runs for done in answer.rounds]).tau,
+        speedup_decode=speedup(plain, drafted) if says else None,
+        speedup_decode_ci=speedup_interval(plain, drafted) if says else None,
+    )
