@@ -10,6 +10,7 @@ from distill.verb_distill import distill
 from distill.verb_import import import_chats
 from distill.verb_show import show
 from distill.verb_vocabulary import vocabulary
+from eval.verb_compare import compare
 from eval.verb_eval import evaluate
 from train.publish.verb_push import push
 
@@ -21,6 +22,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "data vocabulary": vocabulary,
     "distill": distill,
     "eval": evaluate,
+    "compare": compare,
     "decode": decode,
     "push": push,
 }

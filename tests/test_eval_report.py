@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 from configs.errors import UserError
 from configs.records import read_records
@@ -27,6 +28,7 @@ from eval.measure import measure, summary_rows
 from eval.report import Report
 from eval.stats import speedup
 from eval.suites import Prompt
+from eval.verb_compare import compare as compare_verb
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -164,6 +166,17 @@ def test_a_sample_is_the_answer_with_what_was_rejected_between(measured):
         kinds = Counter(piece.kind for piece in sample.pieces)
         assert kinds["accepted"] == sum(row["accepted"] for row in own)
         assert all((piece.p is not None) == (piece.kind in ("accepted", "rejected")) for piece in sample.pieces)
+
+
+def test_a_report_compared_with_itself_has_not_changed_and_a_gate_that_fails_ends_with_4(measured, capsys):
+    _, out, _ = measured
+    path = out / "report.json"
+    compare_verb(path, path)
+    assert "+0.000" in capsys.readouterr().out
+    with pytest.raises(typer.Exit) as ended:
+        compare_verb(path, path, min_speedup=99.0)
+    assert ended.value.exit_code == 4
+    assert "is below 99" in capsys.readouterr().err
 
 
 def test_a_crash_in_the_last_part_loses_nothing(tiny_target, tiny_draft, short_suite, tmp_path, monkeypatch):
