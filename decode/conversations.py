@@ -14,11 +14,13 @@ ROLES = {
     "tool": "tool", "function": "tool", "observation": "tool", "ipython": "tool",
 }  # fmt: skip
 COLUMNS = ("messages", "conversations", "conversation")
-CHAT_COLUMNS = (*COLUMNS, "prompt", "completion", "response", "system")  # what `to_messages` reads
+ASKED, SAID = ("prompt", "question"), ("completion", "response", "answer")
+CHAT_COLUMNS = (*COLUMNS, *ASKED, *SAID, "system")  # what `to_messages` reads
 
 
 def to_messages(row: Mapping[str, Any]) -> list[Message]:
-    """The chat of a row: `messages` or `conversations` (role/content or from/value), or `prompt` and `completion`.
+    """The chat of a row: `messages` or `conversations` (role/content or from/value), or `prompt` and `completion`,
+    also called `question`, `response` and `answer`.
 
     What else a turn carries (tool calls, reasoning, names) is kept for the template. A `prompt` alone is a user turn;
     a `system` column is the system turn of a chat that has none.
@@ -34,10 +36,11 @@ def _chat(row: Mapping[str, Any]) -> list[Message]:
     column = next((name for name in COLUMNS if row.get(name) is not None), None)
     if column:
         return _turns(row[column], column)
-    if row.get("prompt") is not None:
-        answer = row["completion"] if row.get("completion") is not None else row.get("response")
-        chat = _text_or_turns(row["prompt"], "prompt", "user")
-        return chat + (_text_or_turns(answer, "completion", "assistant") if answer is not None else [])
+    asked = next((name for name in ASKED if row.get(name) is not None), None)
+    if asked:
+        said = next((name for name in SAID if row.get(name) is not None), None)
+        chat = _text_or_turns(row[asked], asked, "user")
+        return chat + (_text_or_turns(row[said], said, "assistant") if said else [])
     columns = ", ".join(row) or "nothing"
     hint = " (data.text=true learns from every token of plain text)" if "text" in row else ""
     raise UserError(f"no chat in it: expected messages, conversations, or prompt and completion; got {columns}{hint}")

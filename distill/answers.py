@@ -185,6 +185,8 @@ def _with_ids(
     """The prompts that the target can answer, with their token ids."""
     found: list[tuple[Prompt, list[int]]] = []
     for prompt in prompts:
+        if prompt.later_turns:
+            bad.notes["later user turn not asked"] += len(prompt.later_turns)
         try:
             found.append((prompt, _checked_ids(target, prompt, settings.max_new_tokens)))
         except UserError as error:

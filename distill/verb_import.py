@@ -32,7 +32,7 @@ def import_chats(
     from configs.files import sha256, whole_file, write_json
     from configs.provenance import provenance
     from decode.conversations import CHAT_COLUMNS, to_messages
-    from distill.sources import source_records
+    from eval.sources import source_records
 
     if out.suffix != ".jsonl":
         raise UserError(f"--out {out}: expected a name that ends in .jsonl")

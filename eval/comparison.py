@@ -12,7 +12,7 @@ from eval.figures import PromptFigures
 from eval.report import Report
 from eval.stats import Interval, interval, resampled
 
-SAME = ("target_revision", "suite_sha256", "temperature", "top_k", "top_p", "min_p", "max_new_tokens")
+SAME = ("target_revision", "suite_fingerprint", "temperature", "top_k", "top_p", "min_p", "max_new_tokens")
 
 
 class Change(BaseModel):

@@ -15,7 +15,11 @@ class EvalOptions(DecodeOptions):
 
     target: str = Field(description="Target: a folder, a Hub id[@revision] or a GGUF file.")
     draft: str = Field(description="Draft, named like the target.")
-    suite: str = Field("suite", description="Prompt file (.jsonl, .parquet) or the name of one of ours.")
+    suite: str = Field(
+        "suite", description="One of our sets (suite, demo), a .jsonl or .parquet file, or a data set (folder, Hub id)."
+    )
+    suite_split: str = Field("test", description="Split of a data set.")
+    suite_subset: str | None = Field(None, description="Configuration of a Hub data set that has several.")
     max_prompts: int = Field(16, ge=1, description="Prompts, taken from the categories in turn.")
     max_new_tokens: int = Field(64, ge=2, description="Tokens of each answer at most.")
     latency_profile: Path | None = Field(

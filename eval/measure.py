@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from eval.plots import plot_positions, plot_round
 from eval.record import keep_record
 from eval.replay import Replay, replay_text
 from eval.report import Overlap, Report
-from eval.suites import Prompt, find_prompts, read_prompts, stratified
+from eval.suites import Prompt, fingerprint, read_suite, stratified
 from eval.sweep import at_length, at_temperature, sweep
 from eval.under_way import UnderWay
 
@@ -54,8 +54,7 @@ def measure(options: EvalOptions, out: Path) -> Report:
     costs = read_costs(options.latency_profile) if options.latency_profile else None
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; name a folder as --out")
-    path = find_prompts(options.suite)
-    prompts = stratified(read_prompts(path), options.max_prompts)
+    prompts = stratified(read_suite(options.suite, options.suite_split, options.suite_subset), options.max_prompts)
     target = load_model(options.target, options.dtype, options.device)
     target = replace(target, template_arguments=options.template_argument)
     draft = load_draft(target, options.draft, options.dtype, options.device)
@@ -63,7 +62,7 @@ def measure(options: EvalOptions, out: Path) -> Report:
     described = options.model_dump(mode="json", exclude={"threads", "record", "training_data"}) | {
         "verifier": decoding.chosen_verifier,
         "latency_profile_sha256": sha256(options.latency_profile) if options.latency_profile else None,
-        "suite_sha256": sha256(path),
+        "suite_fingerprint": fingerprint(prompts),
         "target_revision": target.revision,
         "draft_revision": draft_revision(options.draft),
         "fitted_draft_temperatures": {f"{t:g}": value for t, value in draft.temperatures.items()},
@@ -74,7 +73,7 @@ def measure(options: EvalOptions, out: Path) -> Report:
         print(f"{out}: measured already, read back", file=sys.stderr)
     else:
         overlap = _overlap(prompts, options)
-        under_way = UnderWay(out / "unfinished", described, prompts)
+        under_way = UnderWay(out / "unfinished", described)
         found = _run(target, draft, prompts, options, costs, under_way)
         assert under_way.profiled
         described |= {"threads": under_way.profiled.threads}
@@ -109,9 +108,10 @@ def _run(
     under_way.note(threads, latency)
     costs = costs or latency.costs
     decoding = options.settings(target, costs) if is_auto else decoding
-    for number, (prompt, ids) in enumerate(track(list(zip(prompts, prompt_ids, strict=True)), "decoding the suite")):
-        if prompt.id not in under_way.runs:
-            under_way.add(run_prompt(target, draft, prompt, ids, decoding, options.repeats, first=number))
+    for number, first in enumerate(track(prompts, "decoding the suite")):
+        for prompt, ids in _turns(target, first, under_way):
+            if prompt.id not in under_way.runs:
+                under_way.add(run_prompt(target, draft, prompt, ids, decoding, options.repeats, first=number))
     runs = list(under_way.runs.values())
     if not any(run.trace.rounds for run in runs):
         raise UserError("every answer ended with its first token, so there is nothing to measure; use other prompts")
@@ -143,6 +143,19 @@ def _replay(target: Loaded, draft: Draft[Any], run: PromptRun, settings: Setting
     drafted = draft.replayed(text, reader.tapped, places, longest)
     q = (settings.draft_law(law, draft.temperatures)(logits, read)[0] for logits in drafted)
     return replay_text(p, q, text[0, places + 1], ended=emitted[-1] in target.eos_ids)
+
+
+def _turns(target: Loaded, prompt: Prompt, under_way: UnderWay) -> Iterator[tuple[Prompt, list[int]]]:
+    """A prompt and, when the plain answer is there, each later turn of it, as far as the context holds the chat."""
+    following: Prompt | None = prompt
+    while following:
+        try:
+            yield following, _checked_ids(target, following)
+        except UserError as error:
+            print(f"{following.id}: not asked, {error}", file=sys.stderr)
+            return
+        answer = under_way.runs[following.id].plain.token_ids
+        following = following.next_turn(target.tokenizer.decode(answer, skip_special_tokens=True))
 
 
 def _checked_ids(target: Loaded, prompt: Prompt) -> list[int]:

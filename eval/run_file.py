@@ -1,6 +1,5 @@
 """The runs of a measurement that is under way, prompt by prompt, so that a crash loses none of them."""
 
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,24 @@ from eval.suites import Prompt
 
 def append_run(path: Path, run: PromptRun) -> None:
     """Add a finished run to the file."""
-    arms = {name: asdict(getattr(run, name)) for name in ("plain", "speculative", "hf", "trace")}
-    append_record(path, {"id": run.prompt.id, "prompt_ids": run.prompt_ids} | arms)
+    append_record(path, asdict(run))
 
 
-def read_runs(path: Path, prompts: Iterable[Prompt]) -> dict[str, PromptRun]:
+def read_runs(path: Path) -> dict[str, PromptRun]:
     """The runs in the file, by the id of their prompt."""
-    known = {prompt.id: prompt for prompt in prompts}
-    return {row["id"]: _run(row, known[row["id"]]) for row in whole_records(path)}
+    return {row["prompt"]["id"]: _run(row) for row in whole_records(path)}
 
 
-def _run(row: dict[str, Any], prompt: Prompt) -> PromptRun:
+def _run(row: dict[str, Any]) -> PromptRun:
     trace = row["trace"]
-    rounds = [Round(**{name: _fixed(value) for name, value in done.items()}) for done in trace["rounds"]]
-    plain, speculative, hf = (Arm(**row[name]) for name in ("plain", "speculative", "hf"))
-    return PromptRun(prompt, row["prompt_ids"], plain, speculative, hf, Generation(**trace | {"rounds": rounds}))
+    return PromptRun(
+        prompt=_made(Prompt, row["prompt"]),
+        prompt_ids=row["prompt_ids"],
+        trace=Generation(**trace | {"rounds": [_made(Round, done) for done in trace["rounds"]]}),
+        **{name: Arm(**row[name]) for name in ("plain", "speculative", "hf")},
+    )
 
 
-def _fixed(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _made(kind: Any, values: dict[str, Any]) -> Any:
+    """JSON has lists where these have tuples."""
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})

@@ -1,9 +1,10 @@
-"""Prompt sets: our own by name, anybody's by path."""
+"""Prompt sets: our own by name, anybody's by path or Hub id, in the formats of the usual benchmarks."""
 
 import hashlib
+import json
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,32 @@ from configs.bad_rows import BadRows
 from configs.errors import UserError
 from configs.records import read_records
 from decode.conversations import Message, to_messages
+from eval.sources import source_records
 
+IDS = ("id", "question_id", "prompt_id", "task_id")
 FOLDER = Path(__file__).resolve().parent.parent / "configs" / "prompts"
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A chat that waits for an answer. `where` is 'FILE:LINE' for messages."""
+    """A chat that waits for an answer, and the user turns that come after it. `where` is 'FILE:LINE' for messages."""
 
     id: str
     category: str
     messages: tuple[Message, ...]
     where: str
     tools: tuple[Any, ...] = ()
+    later_turns: tuple[str, ...] = ()
+    turn: int = 1
+
+    def next_turn(self, answer: str) -> "Prompt | None":
+        """The chat with `answer` and its next user turn, under the id 'ID/2', 'ID/3', ...; None after the last."""
+        if not self.later_turns:
+            return None
+        said = ({"role": "assistant", "content": answer}, {"role": "user", "content": self.later_turns[0]})
+        base, turn = self.id.removesuffix(f"/{self.turn}") if self.turn > 1 else self.id, self.turn + 1
+        messages = (*self.messages, *said)
+        return replace(self, id=f"{base}/{turn}", messages=messages, later_turns=self.later_turns[1:], turn=turn)
 
     def arguments(self, template_arguments: Mapping[str, Any]) -> dict[str, Any]:
         """What the chat template is rendered with for this prompt."""
@@ -41,17 +55,40 @@ def find_prompts(name_or_path: str) -> Path:
     raise UserError(f"{name_or_path}: no such prompt file; expected a .jsonl or .parquet file, or one of: {known}")
 
 
-def read_prompts(path: Path, bad: BadRows | None = None) -> list[Prompt]:
-    """Read rows with a `prompt` or a chat (decode.conversations), and optional `id` and `category`.
+def read_suite(name: str, split: str = "test", subset: str | None = None) -> list[Prompt]:
+    """The prompts of one of our sets, of a file, or of a data set: a saved one's folder or a Hub id[@revision].
 
-    An answer that ends a chat is dropped: the target writes its own. A row without an id gets one from its text.
+    Raises UserError as `read_prompts`, and for a name that is none of these.
+    """
+    if (FOLDER / f"{name}.jsonl").is_file() or Path(name).is_file() or not ("/" in name or Path(name).is_dir()):
+        return read_prompts(find_prompts(name))
+    bad = BadRows()
+    return _prompts(name, source_records(name, split, bad, subset), bad)
+
+
+def fingerprint(prompts: Sequence[Prompt]) -> str:
+    """16 hex digits of what is asked, in which order."""
+    said = [[prompt.id, prompt.category, prompt.messages, prompt.tools, prompt.later_turns] for prompt in prompts]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_prompts(path: Path, bad: BadRows | None = None) -> list[Prompt]:
+    """Read rows with a `prompt`, a chat (decode.conversations) or `turns`, and optional `id` and `category`.
+
+    An answer that ends a chat is dropped: the target writes its own. `turns` are user turns, each answered before the
+    next is asked (Spec-Bench, MT-Bench; a `prompt` that is a list of texts is the same). `question_id`, `prompt_id` and
+    `task_id` are ids (HumanEval); a `question` is a prompt (GSM8K). A row without an id gets one from its text.
     Raises UserError naming file and line for a bad row or a repeated id, unless `bad` skips them, and for a file
     without rows.
     """
     bad = bad or BadRows()
+    return _prompts(str(path), read_records(path, bad), bad)
+
+
+def _prompts(source: str, rows: Iterable[tuple[str, dict[str, Any]]], bad: BadRows) -> list[Prompt]:
     prompts: list[Prompt] = []
     seen: dict[str, str] = {}
-    for where, row in read_records(path, bad):
+    for where, row in rows:
         try:
             prompt = _prompt(row, where)
             if prompt.id in seen:
@@ -62,7 +99,7 @@ def read_prompts(path: Path, bad: BadRows | None = None) -> list[Prompt]:
         seen[prompt.id] = where
         prompts.append(prompt)
     if not prompts:
-        raise UserError("; ".join([f"{path}: no rows in it", *bad.lines()]))
+        raise UserError("; ".join([f"{source}: no rows in it", *bad.lines()]))
     return prompts
 
 
@@ -78,7 +115,7 @@ def stratified(prompts: list[Prompt], count: int) -> list[Prompt]:
 
 def _prompt(row: dict[str, Any], where: str) -> Prompt:
     """Raises UserError without the place, which the caller adds."""
-    messages = to_messages(row)
+    messages, later = _turns(row)
     if messages[-1]["role"] == "assistant":
         messages = messages[:-1]
     if not messages or messages[-1]["role"] not in ("user", "tool"):
@@ -87,5 +124,18 @@ def _prompt(row: dict[str, Any], where: str) -> Prompt:
     if not isinstance(tools, list):
         raise UserError(f"tools: expected a list, got {type(tools).__name__}")
     text = "\n".join(f"{turn['role']}: {turn['content']}" for turn in messages)
-    identity = str(row["id"]) if row.get("id") is not None else hashlib.sha256(text.encode()).hexdigest()[:12]
-    return Prompt(identity, str(row.get("category", "all")), tuple(messages), where, tuple(tools))
+    named = next((str(row[name]) for name in IDS if row.get(name) is not None), None)
+    identity = named or hashlib.sha256(text.encode()).hexdigest()[:12]
+    return Prompt(identity, str(row.get("category", "all")), tuple(messages), where, tuple(tools), later)
+
+
+def _turns(row: dict[str, Any]) -> tuple[list[Message], tuple[str, ...]]:
+    """The chat of a row, and the user turns after it."""
+    turns = row.get("turns", row.get("prompt"))
+    if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
+        if "turns" in row:
+            raise UserError(f"turns: expected a list of texts, got {type(turns).__name__}")
+        return to_messages(row), ()
+    if not turns:
+        raise UserError("turns: expected at least one text")
+    return [{"role": "user", "content": turns[0]}], tuple(turns[1:])

@@ -1,7 +1,6 @@
 """A measurement that is under way: what is done lies in a folder, so that a crash in its last part loses nothing."""
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from configs.reader import differing_keys
 from eval.latency import Latency
 from eval.live import PromptRun
 from eval.run_file import append_run, read_runs
-from eval.suites import Prompt
 
 
 class Profiled(BaseModel):
@@ -26,7 +24,7 @@ class Profiled(BaseModel):
 class UnderWay:
     """What is done already. Raises UserError for a folder in which another measurement began."""
 
-    def __init__(self, folder: Path, described: dict[str, Any], prompts: Sequence[Prompt]) -> None:
+    def __init__(self, folder: Path, described: dict[str, Any]) -> None:
         self.folder = folder
         self._runs_file, self._profile_file = folder / "runs.jsonl", folder / "profile.json"
         begun_with = folder / "settings.json"
@@ -39,7 +37,7 @@ class UnderWay:
                 )
         else:
             write_json(begun_with, described)
-        self.runs = read_runs(self._runs_file, prompts)
+        self.runs = read_runs(self._runs_file)
         self.profiled = Profiled.model_validate(read_json(self._profile_file)) if self._profile_file.is_file() else None
 
     def note(self, threads: int, latency: Latency) -> None:

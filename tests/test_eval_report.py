@@ -179,6 +179,18 @@ def test_a_report_compared_with_itself_has_not_changed_and_a_gate_that_fails_end
     assert "is below 99" in capsys.readouterr().err
 
 
+def test_a_later_turn_is_asked_after_the_plain_answer_to_the_first(tiny_target, tiny_draft, tmp_path):
+    suite = tmp_path / "turns.jsonl"
+    suite.write_text(json.dumps({"question_id": 81, "category": "a", "turns": ["Who?", "And why?"]}) + "\n")
+    report = measure(settings_for(tiny_target, tiny_draft, suite=suite), tmp_path / "out")
+    assert [prompt.id for prompt in report.prompts] == ["81", "81/2"]
+    assert report.categories["a"].prompts == 2
+    short = load_model(str(tiny_target)).context_tokens
+    suite.write_text(json.dumps({"question_id": 81, "turns": ["Who?", "why " * short]}) + "\n")
+    report = measure(settings_for(tiny_target, tiny_draft, suite=suite), tmp_path / "long")
+    assert [prompt.id for prompt in report.prompts] == ["81"]
+
+
 def test_a_crash_in_the_last_part_loses_nothing(tiny_target, tiny_draft, short_suite, tmp_path, monkeypatch):
     from eval import measure as room
 

@@ -4,10 +4,11 @@ import json
 import re
 from collections import Counter
 
+import datasets
 import pytest
 
 from configs.errors import UserError
-from eval.suites import find_prompts, read_prompts, stratified
+from eval.suites import find_prompts, fingerprint, read_prompts, read_suite, stratified
 from eval.text import repeated_share, repeated_tokens
 
 CATEGORIES = {"chat", "code", "maths", "summarising", "extraction", "translation", "creative", "boilerplate"}
@@ -53,7 +54,7 @@ def test_a_final_answer_is_dropped_and_a_missing_id_comes_from_the_text(tmp_path
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"question": "x"}', ["a.jsonl:1", "prompt", "question"]),
+        ('{"q": "x"}', ["a.jsonl:1", "prompt", "got q"]),
         ('{"prompt": "x", "id": 1}\n{"prompt": "y", "id": 1}', ["a.jsonl:2", "id '1'", "a.jsonl:1"]),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', ["a.jsonl:1", "user turn"]),
         ("", ["a.jsonl", "no rows"]),
@@ -80,3 +81,50 @@ def test_repeated_text_is_counted_by_token():
     assert repeated_tokens([7] * 10) == 9  # the second and third 8-gram of the same token overlap
     assert repeated_share([once, loop]) == pytest.approx(8 / 37)
     assert repeated_share([]) == 0.0
+
+
+def test_the_formats_of_the_usual_benchmarks_are_read(tmp_path):
+    rows = {
+        "spec_bench": {"question_id": 81, "category": "writing", "turns": ["First?", "Then?"]},
+        "mt_bench": {"prompt_id": 4, "category": "maths", "prompt": ["One?", "Two?"], "reference": []},
+        "human_eval": {"task_id": "HumanEval/7", "prompt": "def f():\n", "canonical_solution": "    pass", "test": ""},
+        "gsm8k": {"question": "How many?", "answer": "#### 3"},
+    }
+    found = {}
+    for name, row in rows.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(json.dumps(row) + "\n")
+        (found[name],) = read_suite(str(path))
+    asked = {name: (p.id, p.category, p.messages[0]["content"], p.later_turns) for name, p in found.items()}
+    assert asked["spec_bench"] == ("81", "writing", "First?", ("Then?",))
+    assert asked["mt_bench"] == ("4", "maths", "One?", ("Two?",))
+    assert asked["human_eval"] == ("HumanEval/7", "all", "def f():\n", ())
+    assert asked["gsm8k"][1:] == ("all", "How many?", ())
+    assert all(len(p.messages) == 1 for p in found.values())
+
+
+def test_a_later_turn_follows_the_answer_to_the_one_before(tmp_path):
+    path = tmp_path / "turns.jsonl"
+    path.write_text(json.dumps({"id": "a/2", "turns": ["One?", "Two?", "Three?"]}) + "\n")
+    (first,) = read_suite(str(path))
+    second = first.next_turn("Yes.")
+    third = second.next_turn("No.")
+    assert (second.id, third.id, third.next_turn("So.")) == ("a/2/2", "a/2/3", None)
+    assert [turn["content"] for turn in third.messages] == ["One?", "Yes.", "Two?", "No.", "Three?"]
+
+
+def test_a_saved_data_set_and_a_data_set_of_the_hub_are_suites(tmp_path, monkeypatch):
+    rows = datasets.Dataset.from_list([{"question": "How many?", "answer": "3"}])
+    datasets.DatasetDict({"test": rows}).save_to_disk(tmp_path / "saved")
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, name, **_: iter([{"question": f"{path} {name}?"}]))
+    assert read_suite(str(tmp_path / "saved"))[0].messages[0]["content"] == "How many?"
+    assert read_suite("org/sums", subset="main")[0].messages[0]["content"] == "org/sums main?"
+
+
+def test_a_suite_has_another_fingerprint_when_anything_asked_changes(tmp_path):
+    path = tmp_path / "p.jsonl"
+    seen = set()
+    for row in ({"prompt": "A?"}, {"prompt": "B?"}, {"prompt": "B?", "category": "c"}, {"turns": ["B?", "C?"]}):
+        path.write_text(json.dumps(row | {"id": 1}) + "\n")
+        seen.add(fingerprint(read_suite(str(path))))
+    assert len(seen) == 4

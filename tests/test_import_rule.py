@@ -13,7 +13,7 @@ HOMES = {
     "deepspeed": {"train/parallel.py"},
     "wandb": {"train/tracking.py"},
     "huggingface_hub": {"train/publish/hub.py", "train/publish/card.py"},
-    "datasets": {"distill/sources.py", *METRICS},  # a metric names its columns' types with it
+    "datasets": {"eval/sources.py", *METRICS},  # a metric names its columns' types with it
     "evaluate": METRICS,
     "openai": {"distill/engine.py"},
     "pyarrow": {"configs/records.py"},

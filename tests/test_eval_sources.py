@@ -14,7 +14,7 @@ from configs.bad_rows import BadRows
 from configs.errors import UserError
 from configs.records import read_records
 from decode.conversations import to_messages
-from distill.sources import source_records
+from eval.sources import source_records
 
 ROOT = Path(__file__).resolve().parent.parent
 DRAFTSMITH = Path(sys.executable).parent / "draftsmith"
