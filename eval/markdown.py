@@ -154,6 +154,7 @@ def _predicted(report: Report) -> str:
     return (
         "## Predicted\n\n"
         + table(["γ", "τ replayed", "S predicted", "α to break even", "S measured (sweep)"], rows)
+        + "\n\n![speed-up by draft length](plots/lengths.png)"
         + f"\n\nFrom replay on the plain answers and a latency profile of {profiled}. Best predicted γ: "
         + f"{report.recommended_num_draft_tokens}. {_gap(report)}"
         + (f" A draft that costs nothing and is always right: {best.speedup:.2f}× at γ = {best.num_draft_tokens}."

@@ -32,7 +32,8 @@ from eval.latency import fastest_threads, profile
 from eval.live import PromptRun, run_prompt
 from eval.markdown import to_markdown
 from eval.overlap import training_overlap
-from eval.plots import plot_positions, plot_round
+from eval.page import to_html
+from eval.plots import plot_lengths, plot_positions, plot_round
 from eval.record import keep_record
 from eval.replay import Replay, replay_text
 from eval.report import Overlap, Report
@@ -220,7 +221,10 @@ def _write(report: Report, runs: Sequence[PromptRun], out: Path) -> None:
     write_parquet(out / "rounds.parquet", rounds)
     plot_positions(report, out / "plots" / "positions.png")
     plot_round(report, out / "plots" / "round.png")
+    if report.predicted:
+        plot_lengths(report, out / "plots" / "lengths.png")
     write_text(out / "report.md", to_markdown(report))
+    write_text(out / "report.html", to_html(report, out))
     write_json(out / "report.json", report.model_dump(mode="json"))
 
 

@@ -11,7 +11,10 @@ from eval.eval_options import EvalOptions
 
 @with_options
 def evaluate(
-    out: Annotated[Path, typer.Option(help="Folder for report.json, report.md and plots.")], options: EvalOptions
+    out: Annotated[
+        Path, typer.Option(help="Folder for report.json, report.md, report.html, rounds.parquet and plots.")
+    ],
+    options: EvalOptions,
 ) -> None:
     """Measure a draft: acceptance, latency, speed-up with its interval, and whether the output is unchanged.
 
@@ -27,6 +30,6 @@ def evaluate(
     for name, text in summary_rows(report):
         console.print(f"{name:>14}  {text}", markup=False)
     console.print(report.verdict.line, style="bold", markup=False)
-    console.print(f"report: {out / 'report.md'}", markup=False)
+    console.print(f"report: {out / 'report.md'}, {out / 'report.html'}", markup=False)
     if not report.verdict.lossless:
         raise typer.Exit(3)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
@@ -116,3 +117,32 @@ def job(tiny_target, answers):
         ]  # fmt: skip
 
     return arguments
+
+
+@pytest.fixture(scope="session")
+def short_suite(tmp_path_factory) -> Path:
+    """Four prompts of each of four categories."""
+    path = tmp_path_factory.mktemp("suite") / "short.jsonl"
+    rows = [{"id": f"{c}{i}", "category": c, "prompt": f"Which {c}? " * (i + 1)} for c in "abcd" for i in range(4)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="session")
+def measured(tiny_target, tiny_draft, short_suite, tmp_path_factory):
+    """The report of a whole measurement, its folder, and the draft's folder."""
+    from measurements import SWEEPS, settings_for
+
+    from eval.measure import measure
+
+    draft = tmp_path_factory.mktemp("drafts") / "draft"
+    shutil.copytree(tiny_draft, draft)
+    out = tmp_path_factory.mktemp("reports") / "report"
+    trained_on = out.parent / "trained_on.jsonl"
+    chats = [
+        {"prompt": "which a, which A", "completion": "This one."},
+        {"prompt": "And who?", "completion": "Nobody."},
+    ]
+    trained_on.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    settings = settings_for(tiny_target, draft, suite=short_suite, training_data=trained_on, **SWEEPS)
+    return measure(settings, out), out, draft

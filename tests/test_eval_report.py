@@ -1,7 +1,6 @@
 """A whole measurement on tiny models, and a certificate that can fail."""
 
 import json
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from measurements import SWEEPS, settings_for
 
 from configs.errors import UserError
 from configs.records import read_records
@@ -22,7 +22,6 @@ from decode.trace import Round
 from decode.verify import VERIFIERS
 from eval.assembly import _without_repeats
 from eval.certificate import certify, first_difference
-from eval.eval_options import EvalOptions
 from eval.live import Arm, PromptRun, hf_arm, run_prompt
 from eval.measure import measure, summary_rows
 from eval.report import Report
@@ -36,39 +35,6 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="module")
 def pair(tiny_target, tiny_draft):
     return load_model(str(tiny_target)), load_model(str(tiny_draft))
-
-
-def settings_for(target, draft, **changes):
-    values = {"target": str(target), "draft": str(draft), "max_prompts": 8, "max_new_tokens": 24, "threads": 1,
-              "fp32_prompts": 3, "fp32_tokens": 12, "longest_draft": 4,
-              "suite": str(changes.pop("suite", "suite"))}  # fmt: skip
-    return EvalOptions(**(values | changes))
-
-
-SWEEPS = {"sweep_lengths": (1, 2), "sweep_temperatures": (1.0,), "sweep_prompts": 5}
-
-
-@pytest.fixture(scope="module")
-def short_suite(tmp_path_factory):
-    path = tmp_path_factory.mktemp("suite") / "short.jsonl"
-    rows = [{"id": f"{c}{i}", "category": c, "prompt": f"Which {c}? " * (i + 1)} for c in "abcd" for i in range(4)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-@pytest.fixture(scope="module")
-def measured(tiny_target, tiny_draft, short_suite, tmp_path_factory):
-    draft = tmp_path_factory.mktemp("drafts") / "draft"
-    shutil.copytree(tiny_draft, draft)
-    out = tmp_path_factory.mktemp("reports") / "report"
-    trained_on = out.parent / "trained_on.jsonl"
-    chats = [
-        {"prompt": "which a, which A", "completion": "This one."},
-        {"prompt": "And who?", "completion": "Nobody."},
-    ]
-    trained_on.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    settings = settings_for(tiny_target, draft, suite=short_suite, training_data=trained_on, **SWEEPS)
-    return measure(settings, out), out, draft
 
 
 def test_the_report_holds_what_it_promises(measured):

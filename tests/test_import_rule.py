@@ -18,6 +18,8 @@ HOMES = {
     "openai": {"distill/engine.py"},
     "pyarrow": {"configs/records.py"},
     "matplotlib": {"eval/plots.py"},
+    "jinja2": {"eval/page.py"},
+    "markdown_it": {"eval/page.py"},
 }
 FILES = [path for package in ORDER for path in sorted((ROOT / package).rglob("*.py"))]
 
