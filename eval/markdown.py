@@ -121,7 +121,7 @@ def _positions(report: Report) -> str:
         + table(["α", "τ (micro)", "τ (macro)", "τ replayed", "d = accepted ÷ drafted"], [cells])
         + "\n\nα = Σ min(p, q), teacher-forced on the plain answers. τ counts tokens per target pass, the target's own "
         "token in, the prefill token out. In other tools' words:\n\n"
-        + table(list(report.other_tools), [list(report.other_tools.values())])
+        + table(["figure", "value"], [list(figure) for figure in report.other_tools.items()])
     )
 
 
@@ -191,8 +191,8 @@ def _footprint(report: Report) -> str:
     return (
         "## Memory and arithmetic\n\n"
         + table(["what", "target", "draft"], rows)
-        + f"\n\nGFLOP for each emitted token: {f.plain_gflop_per_token:.2f} plain, "
-        f"{f.speculative_gflop_per_token:.2f} with the draft."
+        + f"\n\nGFLOP for each emitted token: {f.plain_gflop_per_token:.3g} plain, "
+        f"{f.speculative_gflop_per_token:.3g} with the draft."
     )
 
 
