@@ -29,6 +29,17 @@ Endpoint = Annotated[
 ServedModel = Annotated[str | None, typer.Option(help="The target's name on the server. Default: target.")]
 
 
+def whole_numbers(option: str, text: str) -> list[int]:
+    """The numbers, 1 or more, of an option like 1,4,16, ascending. Raises UserError naming the option."""
+    try:
+        numbers = sorted({int(number) for number in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or numbers[0] < 1:
+        raise UserError(f"{option} {text!r}: expected whole numbers from 1 with commas between")
+    return numbers
+
+
 def run_verb(verb: Callable[..., Any]) -> None:
     """Run one verb as a program of its own (`python -m decode ...`)."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -62,13 +62,16 @@ def chosen_taps(settings: DraftSettings, target: Any) -> tuple[int, ...]:
 
 
 def make_draft(settings: DraftSettings, target: Loaded, rows: Sequence[Row], seed: int) -> Any:
-    """The draft before training; `rows` say which ids a trimmed head keeps. Raises UserError for what cannot be."""
+    """The draft before training; `rows` say which ids a trimmed head keeps, without rows it is the lowest ones.
+
+    Raises UserError for what cannot be.
+    """
     ids = None
     if settings.vocabulary:
         counts = count_tokens(rows, target.model.config.vocab_size)
         always = kept_always(target, counts)
         ids = choose_ids(counts, settings.vocabulary, always, len(target.tokenizer))
-        if os.environ.get("RANK", "0") == "0":
+        if rows and os.environ.get("RANK", "0") == "0":
             told = f"the head keeps {len(ids)} ids: {coverage(counts, ids):.2%} of the supervised tokens"
             print(told, file=sys.stderr)
     if settings.kind == "eagle3":

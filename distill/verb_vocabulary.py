@@ -24,7 +24,7 @@ def vocabulary(
     from rich.console import Console
     from rich.table import Table
 
-    from configs.errors import UserError
+    from configs.command_line import whole_numbers
     from configs.reader import read_config
     from decode.models import load_model
     from distill.answers import with_template
@@ -34,10 +34,7 @@ def vocabulary(
     from distill.vocabulary import ceilings, choose_ids, count_tokens, kept_always
 
     settings = read_config(JobSettings, config, overrides or [])
-    try:
-        wanted = sorted({int(size) for size in sizes.split(",")})
-    except ValueError:
-        raise UserError(f"--sizes {sizes!r}: expected whole numbers with commas between") from None
+    wanted = whole_numbers("--sizes", sizes)
     target = with_template(load_model(settings.target, settings.teacher_dtype), settings.data)
     rows, held_out = split_held_out(
         read_data(settings, target), settings.data.held_out_rows, settings.data.held_out_seed

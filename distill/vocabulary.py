@@ -19,7 +19,7 @@ from distill.teacher import Teacher
 def count_tokens(rows: Sequence[Row], vocabulary: int) -> Tensor:
     """How often each id is supervised [V]."""
     ids = [token for row in rows for token, mark in zip(row.ids[1:], row.is_answer[1:], strict=True) if mark]
-    return torch.bincount(torch.tensor(ids), minlength=vocabulary)
+    return torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=vocabulary)
 
 
 def choose_ids(counts: Tensor, size: int, always: Collection[int], tokens: int) -> Tensor:

@@ -9,8 +9,10 @@ import torch
 
 from configs.errors import UserError
 from decode.drafts.contract import Draft
+from decode.draws import SeededDraws
 from decode.generation import Settings, device_clock, generate_ids
 from decode.kv import Reader
+from decode.laws import Law
 from decode.length import Costs
 from decode.stops import Stops
 from eval.stats import Interval, median_interval
@@ -77,14 +79,56 @@ def _over(interval: Interval, step: float) -> Interval:
     return interval[0] / step, interval[1] / step
 
 
-class Widths:
-    """Times bare forwards of the target over n tokens after a prompt."""
+def batched(target: Any, draft: Draft[Any], prompt_ids: list[int], batch: int, longest: int, alone: Latency) -> Latency:
+    """Costs for `batch` rows that decode together, in steps of plain decoding of as many rows.
 
-    def __init__(self, target: Any, prompt_ids: list[int]) -> None:
-        device = next(target.parameters()).device
+    From bare forwards: the decoder itself takes one row at a time. The rest of a round takes as long as it does
+    `alone`, for one row.
+    """
+    widths, text = Widths(target, prompt_ids, batch), torch.tensor([prompt_ids], device=_device(target))
+    reader = Reader(target, taps=draft.taps)
+    with torch.no_grad():
+        reader.read(text[:, :-1], keep=1)
+    tapped = None if reader.tapped is None else reader.tapped.expand(batch, -1, -1)
+    times: dict[str, list[float]] = defaultdict(list)
+    for _ in range(REPEATS):
+        for width in range(1, longest + 2):
+            times[f"v({width})"].append(widths.seconds(width))
+        one, five = (_proposal_seconds(draft, text.expand(batch, -1), tapped, tokens) for tokens in (1, 5))
+        times["c"].append(max(0.0, five - one) / 4)
+    step = median(times["v(1)"])
+    middle = {name: median(seconds) / step for name, seconds in times.items()}
+    intervals = {name: _over(median_interval(seconds), step) for name, seconds in times.items()}
+    rest = alone.plain_step_s / step
+    return Latency(
+        plain_step_s=step, c=middle["c"], v=middle[f"v({longest + 1})"], o=alone.o * rest,
+        verify_by_width={width: middle[f"v({width})"] for width in range(1, longest + 2)},
+        intervals=intervals | {"o": _over(alone.intervals["o"], 1 / rest)},
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _proposal_seconds(draft: Draft[Any], text: torch.Tensor, tapped: torch.Tensor | None, tokens: int) -> float:
+    clock = device_clock(text.device)
+    state = draft.start(text, tapped, clock)
+    began = clock()
+    draft.propose(state, tokens, Law(0.0), SeededDraws(0, text.device))
+    return clock() - began
+
+
+def _device(model: Any) -> torch.device:
+    device: torch.device = next(model.parameters()).device
+    return device
+
+
+class Widths:
+    """Times bare forwards of the target over n tokens after a prompt, for `batch` rows at once."""
+
+    def __init__(self, target: Any, prompt_ids: list[int], batch: int = 1) -> None:
+        device = _device(target)
         self._clock = device_clock(device)
         self._reader = Reader(target)
-        self._ids = torch.tensor([prompt_ids], device=device)
+        self._ids = torch.tensor([prompt_ids], device=device).expand(batch, -1)
         with torch.no_grad():
             self._reader.read(self._ids, keep=1)
 

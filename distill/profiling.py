@@ -1,0 +1,84 @@
+"""What decoding costs on this machine with a target and drafts of several shapes, before any of them is trained."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rich.progress import track
+
+from configs.errors import UserError
+from configs.provenance import provenance
+from decode.drafts.contract import Draft
+from decode.generation import Settings
+from decode.laws import Law
+from decode.models import Loaded
+from distill.shape import DraftSettings, make_draft, student_and_drafter
+from eval.latency import Latency, batched, fastest_threads, profile
+from eval.profile_file import LatencyProfile, ShapeCost
+
+GAMMA = 3  # of the rounds in which c and o are measured
+HEADS = (4096, 8192, 16384)
+DEPTHS = (1, 2, 4)
+
+
+def usual_shapes(target: Loaded) -> dict[str, DraftSettings]:
+    """Feature drafts with heads of several sizes, and causal LMs of one, two and four of the target's layers."""
+    vocabulary = len(target.tokenizer)
+    heads = [size for size in HEADS if size < vocabulary]
+    shapes = {f"eagle3, head {size}": DraftSettings(kind="eagle3", vocabulary=size) for size in heads}
+    shapes["eagle3, whole head"] = DraftSettings(kind="eagle3")
+    depth = target.model.config.num_hidden_layers
+    for layers in (d for d in DEPTHS if d < depth):
+        chosen = (*range(layers - 1), -1)
+        for size in [*heads[1:2], 0]:
+            name = f"lm, {layers} layer{'s' * (layers > 1)}, {f'head {size}' if size else 'whole head'}"
+            shapes[name] = DraftSettings(kind="lm", layers=chosen, vocabulary=size)
+    return shapes
+
+
+def measure_profile(
+    target: Loaded, draft: Draft[Any] | None, shapes: dict[str, DraftSettings], context: int, batches: Sequence[int],
+    longest: int, threads: int, settings: dict[str, Any],
+) -> LatencyProfile:  # fmt: skip
+    """Times at a text of `context` tokens, greedy. Without a `draft` the first of `shapes` stands for it.
+
+    Raises UserError for a context that the target does not hold.
+    """
+    if context + longest + 16 > target.context_tokens:
+        raise UserError(f"--context {context}: the target holds {target.context_tokens} tokens, rounds included")
+    ids = torch.randint(0, len(target.tokenizer), (context,), generator=torch.Generator().manual_seed(0)).tolist()
+    decoding = Settings(Law(0.0, vocabulary=target.vocabulary))
+    threads = threads or fastest_threads(target.model, ids, decoding)
+    if target.model.device.type == "cpu":
+        torch.set_num_threads(threads)
+    drafts = {name: untrained(target, shape) for name, shape in shapes.items()}
+    found: dict[str, Latency] = {}
+    for name, untrained_draft in track(drafts.items(), "shapes") if drafts else ():
+        found[name] = profile(target.model, untrained_draft, ids, decoding, GAMMA, GAMMA)
+    chosen = draft or next(iter(drafts.values()))
+    alone = profile(target.model, chosen, ids, decoding, GAMMA, longest)
+    return LatencyProfile(
+        latency=alone,
+        batches={batch: batched(target.model, chosen, ids, batch, longest, alone) for batch in batches if batch > 1},
+        shapes=[_shape_cost(name, shapes[name], drafts[name], latency) for name, latency in found.items()],
+        settings=settings | {"threads": threads, "target_revision": target.revision, "context": context},
+        provenance=provenance() | {"device": str(target.model.device)},
+    )
+
+
+def _shape_cost(name: str, shape: DraftSettings, draft: Draft[Any], latency: Latency) -> ShapeCost:
+    return ShapeCost(
+        name=name,
+        draft=shape.model_dump(mode="json", exclude_defaults=True),
+        c=latency.c,
+        c_ci=latency.intervals["c"],
+        o=latency.o,
+        weights=sum(weight.numel() for weight in draft.model.parameters()),
+    )
+
+
+def untrained(target: Loaded, shape: DraftSettings) -> Draft[Any]:
+    """A draft of this shape as it is before training, in the target's dtype; its head's ids are the lowest."""
+    drafted = make_draft(shape, target, [], seed=0)
+    drafted = drafted.to(target.model.dtype).to(target.model.device).eval()
+    return student_and_drafter(shape, drafted, target)[1]
