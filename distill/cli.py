@@ -8,6 +8,7 @@ from distill.verb_cache import cache
 from distill.verb_data import data
 from distill.verb_distill import distill
 from distill.verb_import import import_chats
+from distill.verb_plan import plan
 from distill.verb_profile import profile
 from distill.verb_show import show
 from distill.verb_vocabulary import vocabulary
@@ -23,6 +24,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "data vocabulary": vocabulary,
     "distill": distill,
     "profile": profile,
+    "plan": plan,
     "eval": evaluate,
     "compare": compare,
     "decode": decode,

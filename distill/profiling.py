@@ -1,6 +1,7 @@
 """What decoding costs on this machine with a target and drafts of several shapes, before any of them is trained."""
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from decode.generation import Settings
 from decode.laws import Law
 from decode.models import Loaded
 from distill.shape import DraftSettings, make_draft, student_and_drafter
-from eval.latency import Latency, batched, fastest_threads, profile
-from eval.profile_file import LatencyProfile, ShapeCost
+from eval.footprint import flop_per_token
+from eval.latency import Latency, Widths, batched, fastest_threads, profile
+from eval.profile_file import LatencyProfile, ShapeCost, TargetFacts
 
+MANY_ROWS = 32
 GAMMA = 3  # of the rounds in which c and o are measured
 HEADS = (4096, 8192, 16384)
 DEPTHS = (1, 2, 4)
@@ -58,6 +61,7 @@ def measure_profile(
     chosen = draft or next(iter(drafts.values()))
     alone = profile(target.model, chosen, ids, decoding, GAMMA, longest)
     return LatencyProfile(
+        target=_target_facts(target, ids),
         latency=alone,
         batches={batch: batched(target.model, chosen, ids, batch, longest, alone) for batch in batches if batch > 1},
         shapes=[_shape_cost(name, shapes[name], drafts[name], latency) for name, latency in found.items()],
@@ -74,6 +78,20 @@ def _shape_cost(name: str, shape: DraftSettings, draft: Draft[Any], latency: Lat
         c_ci=latency.intervals["c"],
         o=latency.o,
         weights=sum(weight.numel() for weight in draft.model.parameters()),
+        flop=flop_per_token(draft.model),
+    )
+
+
+def _target_facts(target: Loaded, ids: list[int]) -> TargetFacts:
+    """Paces with many rows at once, as answers and the cache are made."""
+    widths = Widths(target.model, ids, MANY_ROWS)
+    step_s, read_s = (median(widths.seconds(width) for _ in range(5)) for width in (1, len(ids)))
+    return TargetFacts(
+        flop=flop_per_token(target.model),
+        vocabulary=target.model.config.vocab_size,
+        hidden_size=target.model.config.hidden_size,
+        generated_tokens_per_s=MANY_ROWS / step_s,
+        read_tokens_per_s=MANY_ROWS * len(ids) / read_s,
     )
 
 

@@ -11,7 +11,8 @@ from eval.stats import Interval
 
 
 class ShapeCost(BaseModel):
-    """A draft of some shape, untrained: its draft step c and the rest of its rounds o, in plain steps."""
+    """A draft of some shape, untrained: its draft step c and the rest of its rounds o, in plain steps; operations of a
+    forward of one token."""
 
     name: str
     draft: dict[str, Any]
@@ -19,6 +20,17 @@ class ShapeCost(BaseModel):
     c_ci: Interval
     o: float
     weights: int
+    flop: int
+
+
+class TargetFacts(BaseModel):
+    """Of the target what a plan needs: operations of a forward of one token, sizes, and its paces on long batches."""
+
+    flop: int
+    vocabulary: int
+    hidden_size: int
+    generated_tokens_per_s: float
+    read_tokens_per_s: float
 
 
 class LatencyProfile(BaseModel):
@@ -29,6 +41,7 @@ class LatencyProfile(BaseModel):
     """
 
     schema_version: Literal[1] = 1
+    target: TargetFacts
     latency: Latency
     batches: dict[int, Latency]
     shapes: list[ShapeCost]

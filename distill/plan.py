@@ -1,0 +1,185 @@
+"""Will a draft pay here, and which one? Answered from measured costs, before anything is trained.
+
+S(γ) = (1 + Σ_j Π_{i≤j} a_i) / (γ·c + v(γ+1) + o), with a_i the acceptance at position i.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from pydantic import BaseModel
+from scipy.stats import t as student_t
+
+from decode.length import Costs
+from distill.logit_cache import bytes_per_token
+from eval.profile_file import LatencyProfile, ShapeCost
+
+WORTH_IT = 1.1  # below this at the upper end of its interval, a draft is not worth its training
+TOP_K, TAPS = 64, 3  # of the cache whose disk is estimated
+CONFIDENCE = 0.95
+
+
+class Range(BaseModel):
+    """A value with the ends of its interval."""
+
+    low: float
+    middle: float
+    high: float
+
+
+class Acceptance(BaseModel):
+    """What is expected of a draft: a_1, and each later position's acceptance ÷ a_1 (the last for all after it)."""
+
+    first: Range
+    later: list[float]
+
+    def at(self, alpha: float, positions: int) -> list[float]:
+        """a_1 .. a_n where a_1 is `alpha`."""
+        ratios = [1.0, *self.later]
+        return [min(1.0, alpha * ratios[min(j, len(ratios) - 1)]) for j in range(positions)]
+
+
+class Candidate(BaseModel):
+    """One shape of draft: what it costs, the most that its head allows, and what may be expected of it."""
+
+    name: str
+    draft: dict[str, object]
+    c: float
+    ceiling: float
+    break_even: float | None
+    num_draft_tokens: int
+    speedup: Range
+    piloted: bool
+    tokens: int
+    hours: float
+    disk_gib: float
+
+
+class Plan(BaseModel):
+    """The candidates, best first, and for each batch size the best S; `verdict` is the advice in one line."""
+
+    verdict: str
+    speculate: bool | None
+    candidates: list[Candidate]
+    by_batch: dict[int, Candidate]
+
+
+def speedup(costs: Costs, acceptance: Sequence[float]) -> float:
+    """S for γ = len(acceptance)."""
+    gamma, kept, tau = len(acceptance), 1.0, 1.0
+    for chance in acceptance:
+        kept *= chance
+        tau += kept
+    return tau / (gamma * costs.c + costs.v[gamma + 1] + costs.o)
+
+
+def best_speedup(costs: Costs, acceptance: Acceptance, alpha: float) -> tuple[int, float]:
+    """The γ of the largest S where a_1 is `alpha`, and that S."""
+    found = [
+        (speedup(costs, acceptance.at(alpha, gamma)), gamma) for gamma in range(1, max(costs.v))
+    ]  # fmt: skip
+    best, gamma = max(found)
+    return gamma, best
+
+
+def break_even(costs: Costs, acceptance: Acceptance) -> float | None:
+    """The least a_1 with which some γ gives S = 1, to 1e-4; None where a_1 = 1 is not enough."""
+    if best_speedup(costs, acceptance, 1.0)[1] < 1:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if best_speedup(costs, acceptance, middle)[1] >= 1 else (middle, high)
+    return high
+
+
+def extrapolate(points: Sequence[tuple[float, float]], tokens: float, ceiling: float) -> Range:
+    """α after `tokens` from measured (tokens, α): a line over log tokens by least squares, with its 95 % interval.
+
+    The interval is that of a new observation, so it grows with the distance from the measured points. It ends at 0 and
+    at the head's `ceiling`.
+    """
+    assert len(points) >= 3, "a line with an interval needs three points"
+    x, y = np.log([n for n, _ in points]), np.array([alpha for _, alpha in points])
+    slope, start = np.polyfit(x, y, 1)
+    left = y - (start + slope * x)
+    free = len(points) - 2
+    at = math.log(tokens) - x.mean()
+    error = math.sqrt(float(left @ left) / free * (1 + 1 / len(x) + at**2 / float(((x - x.mean()) ** 2).sum())))
+    middle, reach = start + slope * math.log(tokens), error * float(student_t.ppf((1 + CONFIDENCE) / 2, free))
+    low, middle, high = (float(min(max(value, 0.0), ceiling)) for value in (middle - reach, middle, middle + reach))
+    return Range(low=low, middle=middle, high=high)
+
+
+def unknown(ceiling: float) -> Acceptance:
+    """Before anything is trained all that is known is that α lies between 0 and what the head allows."""
+    return Acceptance(first=Range(low=0.0, middle=ceiling, high=ceiling), later=[])
+
+
+def make_plan(
+    profile: LatencyProfile, ceilings: Mapping[str, float], piloted: Mapping[str, Acceptance], budget_tokens: int,
+    passes: float = 3.0,
+) -> Plan:  # fmt: skip
+    """`ceilings` are the largest α of each shape's head (1 where nothing is known), `piloted` what pilots promise.
+
+    The budget is of supervised tokens of data; training reads them `passes` times.
+    """
+    batches = {1: profile.latency, **profile.batches}
+    by_batch: dict[int, list[Candidate]] = {}
+    for batch, latency in batches.items():
+        by_batch[batch] = []
+        for shape in profile.shapes:
+            c = shape.c * latency.c / profile.latency.c
+            costs = Costs(c, shape.o * profile.latency.plain_step_s / latency.plain_step_s, latency.verify_by_width)
+            ceiling = ceilings.get(shape.name, 1.0)
+            expected = piloted.get(shape.name) or unknown(ceiling)
+            by_batch[batch].append(
+                _candidate(profile, shape, costs, ceiling, expected, shape.name in piloted, budget_tokens, passes)
+            )
+        by_batch[batch].sort(key=lambda one: (-one.piloted, -one.speedup.middle))
+    candidates = by_batch[1]
+    speculate, verdict = _advice(candidates, bool(piloted))
+    return Plan(
+        verdict=verdict, speculate=speculate, candidates=candidates,
+        by_batch={batch: found[0] for batch, found in by_batch.items()},
+    )  # fmt: skip
+
+
+def _candidate(
+    profile: LatencyProfile, shape: ShapeCost, costs: Costs, ceiling: float, expected: Acceptance, piloted: bool,
+    tokens: int, passes: float,
+) -> Candidate:  # fmt: skip
+    gamma, middle = best_speedup(costs, expected, expected.first.middle)
+    low, high = (speedup(costs, expected.at(alpha, gamma)) for alpha in (expected.first.low, expected.first.high))
+    steps = int(str(shape.draft.get("unroll_steps", 3))) if shape.draft.get("kind") == "eagle3" else 1
+    facts = profile.target
+    rate = facts.read_tokens_per_s * facts.flop  # operations a second, as the target reads
+    seconds = tokens * (1 / facts.generated_tokens_per_s + 1 / facts.read_tokens_per_s)
+    seconds += tokens * passes * 3 * steps * shape.flop / rate
+    tapped = 2 * TAPS * facts.hidden_size if shape.draft.get("kind") == "eagle3" else 0
+    return Candidate(
+        name=shape.name, draft=shape.draft, c=costs.c, ceiling=ceiling, break_even=break_even(costs, expected),
+        num_draft_tokens=gamma, speedup=Range(low=low, middle=middle, high=high), piloted=piloted, tokens=tokens,
+        hours=seconds / 3600, disk_gib=tokens * (bytes_per_token(TOP_K, facts.vocabulary) + tapped) / 2**30,
+    )  # fmt: skip
+
+
+def _advice(candidates: Sequence[Candidate], piloted: bool) -> tuple[bool | None, str]:
+    """True, False, or None where it cannot be told; and why."""
+    best = max(candidates, key=lambda one: one.speedup.high)
+    if best.speedup.high < WORTH_IT:
+        return False, (
+            f"do not speculate: the best shape ({best.name}) reaches at most {best.speedup.high:.2f}× "
+            f"({'the upper end of what its pilot promises' if best.piloted else 'with every token its head can give'})"
+        )
+    best = candidates[0]
+    needs = f"it pays from α = {best.break_even:.2f} on" if best.break_even is not None else "it cannot pay"
+    if not piloted:
+        return None, f"cannot be told without pilots (--pilots): best costs with {best.name}; {needs}"
+    s = best.speedup
+    said = f"{best.name}, γ = {best.num_draft_tokens}: S {s.middle:.2f}× [{s.low:.2f}, {s.high:.2f}]; {needs}"
+    if s.low > 1:
+        return True, f"speculate: {said}"
+    if s.high < WORTH_IT:
+        return False, f"do not speculate: {said}"
+    return None, f"too close to tell: {said}"

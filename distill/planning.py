@@ -1,0 +1,106 @@
+"""The parts of a plan: a profile measured or read, what heads leave out, and pilots where they are asked for."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from configs.command_line import whole_numbers
+from configs.errors import UserError
+from configs.files import write_json
+from configs.settings import StrictSettings
+from decode.models import Loaded, load_model
+from distill.answers import DataSettings
+from distill.job import JobSettings, read_data
+from distill.pilots import law_of, pilot, promised
+from distill.plan import Plan, make_plan
+from distill.profiling import measure_profile, usual_shapes
+from distill.rows import Row, split_held_out
+from distill.shape import DraftSettings
+from distill.teacher import Teacher
+from distill.vocabulary import ceilings, choose_ids, count_tokens, kept_always
+from eval.profile_file import LatencyProfile, read_profile
+
+PILOT_SHARE = 0.03
+LONGEST = 12  # tokens verified at once, at most
+HELD_OUT_ROWS = 32
+
+
+class PlanSettings(StrictSettings):
+    """As the verb `plan` takes them."""
+
+    out: Path
+    target: str | None
+    profile: Path | None
+    data: Path | None
+    budget_tokens: int
+    pilots: int
+    batch: str
+    context: int
+    threads: int
+    dtype: str
+    device: str
+
+
+def plan_for(settings: PlanSettings) -> Plan:
+    """Measure or read what a plan needs, and make it. Raises UserError for what is missing."""
+    if settings.profile is None and settings.target is None:
+        raise UserError("a plan needs --target to measure, or --profile, what was measured before")
+    if settings.data and settings.target is None:
+        raise UserError("--data is the target's text: name the --target too")
+    if settings.pilots and not settings.data:
+        raise UserError("--pilots train on the target's answers: name them with --data (`draftsmith data` makes them)")
+    profile = read_profile(settings.profile) if settings.profile else None
+    target = None
+    if settings.target and (profile is None or settings.data):
+        target = load_model(settings.target, settings.dtype, settings.device)
+    if profile is None:
+        assert target
+        batches = whole_numbers("--batch", settings.batch)
+        asked = {"target": settings.target, "run_dtype": str(target.model.dtype).removeprefix("torch.")}
+        profile = measure_profile(
+            target, None, usual_shapes(target), settings.context, batches, LONGEST - 1, settings.threads, asked
+        )
+        write_json(settings.out / "profile.json", profile.model_dump(mode="json"))
+    if not profile.shapes:
+        raise UserError(f"{settings.profile}: holds one draft's costs only; make a profile without --draft for a plan")
+    if not (target and settings.data):
+        return make_plan(profile, {}, {}, settings.budget_tokens)
+    return _with_data(settings, settings.data, profile, target)
+
+
+def _with_data(settings: PlanSettings, answers: Path, profile: LatencyProfile, target: Loaded) -> Plan:
+    assert settings.target
+    data = DataSettings.model_validate({"answers": answers, **law_of(answers)})
+    rows = read_data(JobSettings(target=settings.target, output=settings.out, data=data), target)
+    count = min(HELD_OUT_ROWS, max(1, len(rows) // 5))
+    known, held_out = split_held_out(rows, count, data.held_out_seed)
+    shapes = {shape.name: DraftSettings.model_validate(shape.draft) for shape in profile.shapes}
+    limits = head_limits(target, known, held_out, shapes, greedy=data.temperature == 0)
+    plan = make_plan(profile, limits, {}, settings.budget_tokens)
+    supervised = sum(row.supervised for row in known)
+    tokens = int(PILOT_SHARE * settings.budget_tokens)
+    if settings.pilots and tokens > supervised:
+        print(f"{answers}: {supervised} tokens; pilots of {tokens} read them more than once", file=sys.stderr)
+    piloted = {}
+    for candidate in plan.candidates[: settings.pilots]:
+        folder = settings.out / "pilots" / candidate.name.replace(", ", "-").replace(" ", "_")
+        curve = pilot(
+            settings.target, answers, shapes[candidate.name], tokens, supervised / len(known), len(rows), folder,
+            str(target.model.dtype).removeprefix("torch."),
+        )  # fmt: skip
+        piloted[candidate.name] = promised(curve, settings.budget_tokens, candidate.ceiling)
+    return make_plan(profile, limits, piloted, settings.budget_tokens) if piloted else plan
+
+
+def head_limits(
+    target: Loaded, known: list[Row], held_out: list[Row], shapes: dict[str, DraftSettings], greedy: bool
+) -> dict[str, float]:
+    """The largest α that the head of each shape allows on held-out text; 1 for a whole head."""
+    counts = count_tokens(known, target.model.config.vocab_size)
+    always, tokens = kept_always(target, counts), len(target.tokenizer)
+    sizes = sorted({shape.vocabulary for shape in shapes.values() if shape.vocabulary})
+    cuts = [choose_ids(counts, size, always, tokens) for size in sizes]
+    found = ceilings(Teacher(target.model), held_out, cuts, torch.device(target.model.device))
+    allowed = {cut.size: cut.alpha_t0 if greedy else cut.alpha_t1 for cut in found}
+    return {name: allowed[shape.vocabulary] if shape.vocabulary else 1.0 for name, shape in shapes.items()}
