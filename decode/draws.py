@@ -61,9 +61,13 @@ class SharedNoise:
         raise NotImplementedError("shared noise has no coins: verify by match")
 
     def choose(self, probs: Tensor, position: int) -> Tensor:
+        return self.scores(probs, position).argmax(-1)
+
+    def scores(self, probs: Tensor, position: int) -> Tensor:
+        """log p + noise [..., N, V] of N places from `position` on, whose largest is chosen."""
         vocabulary, places = probs.shape[-1], range(position, position + probs.shape[-2])
         noise = torch.stack([self._gumbel(place, vocabulary) for place in places])
-        return (probs.log() + noise.to(probs.dtype)).argmax(-1)
+        return probs.log() + noise.to(probs.dtype)
 
     def _gumbel(self, place: int, vocabulary: int) -> Tensor:
         if place not in self._noise:

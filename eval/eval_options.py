@@ -49,3 +49,6 @@ class EvalOptions(DecodeOptions):
     longest_draft: int = Field(8, ge=1, description="Largest γ whose speed-up is predicted, and that auto may choose.")
     fp32_prompts: int = Field(8, ge=1, description="Prompts that the certificate decodes again in float32.")
     fp32_tokens: int = Field(32, ge=1, description="Tokens of each of them.")
+    law_samples: int = Field(
+        200, ge=0, description="When sampling: short answers whose law the certificate tests by chi-square; 0 is none."
+    )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eval.report import Report, SweepPoint
+from eval.sampled_check import SURE, SampledCheck
 from eval.stats import Interval
 
 
@@ -206,7 +207,10 @@ def _certificate(report: Report) -> str:
          f"{c.run_dtype_not_best} not the best, largest gap {c.run_dtype_largest_gap:.3f}", not c.run_dtype_failures],
         ["tokens after a stop", c.tokens_after_stop, c.tokens_after_stop == 0],
     ]  # fmt: skip
-    failures = "".join(f"\n- {failure}" for failure in [*c.fp32_failures, *c.run_dtype_failures])
+    if c.sampled:
+        rows += _sampled_rows(c.sampled)
+    sampled_failures = c.sampled.failures if c.sampled else []
+    failures = "".join(f"\n- {failure}" for failure in [*c.fp32_failures, *c.run_dtype_failures, *sampled_failures])
     verdict = "passed" if c.passed else "FAILED"
     body = table(["check", "found", "passes"], [[*row[:2], "yes" if row[2] else "NO"] for row in rows])
     different, prompts = len(report.divergences), sum(category.prompts for category in report.categories.values())
@@ -217,6 +221,22 @@ def _certificate(report: Report) -> str:
         f"Answers that differ from the plain run in the run dtype: {different} of {prompts}"
         + (f", {ties} of them at a numeric tie (scores within {bound:.3f})." if different else ".")
     )
+
+
+def _sampled_rows(sampled: SampledCheck) -> list[list[Any]]:
+    equal = not any("same noise" in failure for failure in sampled.failures)
+    rows = [
+        [f"sampled equals plain under shared noise, {sampled.seed_exact_prompts} prompts, {sampled.seed_exact_tokens} "
+         "tokens", f"{sampled.seed_exact_near_ties} near-ties", equal]
+    ]  # fmt: skip
+    if sampled.law_p_value is not None and sampled.control_p_value is not None:
+        power = "" if sampled.control_p_value < SURE else ", which it should not: this check means little here"
+        rows += [
+            [f"law of {sampled.law_samples} short answers, chi-square",
+             f"p = {sampled.law_p_value:.3f}; accepting everything gives p = {sampled.control_p_value:.1e}{power}",
+             sampled.law_p_value >= SURE]
+        ]  # fmt: skip
+    return rows
 
 
 def _settings(report: Report) -> str:

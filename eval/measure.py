@@ -126,7 +126,9 @@ def _run(
         texts=[_replay(target, draft, run, decoding, longest) for run in track(runs, "replaying")],
         latency=latency,
         costs=costs,
-        certificate=certify(target, draft, runs, decoding, gamma, options.fp32_prompts, options.fp32_tokens),
+        certificate=certify(
+            target, draft, runs, decoding, gamma, options.fp32_prompts, options.fp32_tokens, options.law_samples
+        ),
         divergences=divergences(target.model, runs, decoding),
     )
 

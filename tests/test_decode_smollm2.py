@@ -89,8 +89,7 @@ def closeness(model, ids, plain, other, at, settings) -> float:
     if settings.law.is_greedy or at >= min(len(plain), len(other)):
         return tie_gap(model, ids, plain, other, at, settings).gap
     text = torch.tensor([ids + plain[:at]])
-    logs = settings.law(model(text).logits[:, -1:], text)[0, 0].log()
-    noisy = logs + SharedNoise(settings.seed)._gumbel(len(ids) + at, logs.shape[-1])
+    noisy = SharedNoise(settings.seed).scores(settings.law(model(text).logits[:, -1:], text), len(ids) + at)[0, 0]
     return float((noisy[plain[at]] - noisy[other[at]]).abs())
 
 

@@ -208,7 +208,7 @@ def test_a_decoder_that_accepts_too_much_fails_the_certificate(pair, monkeypatch
         return accepted, p[:, -1].argmax(-1)
 
     monkeypatch.setitem(VERIFIERS, "block", accept_all)
-    certificate = certify(target, LMDraft(draft.model), prompt_runs(pair, settings), settings, 3, 3, 12)
+    certificate = certify(target, LMDraft(draft.model), prompt_runs(pair, settings), settings, 3, 3, 12, 0)
     assert not certificate.passed
     assert certificate.fp32_failures
     assert certificate.run_dtype_failures
@@ -236,7 +236,7 @@ def test_tokens_after_a_stop_fail_the_certificate(pair):
     settings = Settings(max_new_tokens=8)
     runs = prompt_runs(pair, settings, 1)
     stop = Settings(max_new_tokens=8, stops=Stops((runs[0].trace.token_ids[3],)))
-    certificate = certify(target, LMDraft(draft.model), runs, stop, 3, 1, 8)
+    certificate = certify(target, LMDraft(draft.model), runs, stop, 3, 1, 8, 0)
     assert certificate.tokens_after_stop == 8 - 1 - runs[0].trace.token_ids.index(stop.stops.eos_ids[0])
     assert not certificate.passed
 
