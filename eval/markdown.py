@@ -138,9 +138,14 @@ def _costs(report: Report) -> str:
         "## Costs\n\n"
         + table(["plain step", "c", "v", "o", "loop efficiency"],
                 [[f"{1000 * costs.plain_step_s:.1f} ms", costs.c, costs.v, f"{costs.o:.3f}", costs.loop_efficiency]])
+        + _spread(costs.repeat_spread)
         + "\n\n![time of a round](plots/round.png)\n\nVerifying n tokens, in plain steps:\n\n"
         + table(["n", *map(str, widths)], [["v(n)", *(costs.verify_by_width[n] for n in widths)]])
     )  # fmt: skip
+
+
+def _spread(spread: float | None) -> str:
+    return f"\n\nRepeats of one arm on one prompt differ by up to {spread:.0%}." if spread is not None else ""
 
 
 def _predicted(report: Report) -> str:

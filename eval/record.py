@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from configs.records import append_record, whole_records
+from configs.records import append_record
 from eval.report import Report
 
 ABOUT = ("target", "draft", "num_draft_tokens", "temperature", "verifier", "run_dtype", "suite", "max_prompts")
@@ -16,8 +16,3 @@ def keep_record(path: Path, report: Report) -> None:
     profiled = "another process" if report.settings["latency_profile"] else "the same process"
     said = {"predicted": report.predicted_speedup, "measured": report.verdict.speedup_decode, "profile_of": profiled}
     append_record(path, said | {"measured_ci": report.verdict.speedup_decode_ci} | about)
-
-
-def relative_errors(path: Path) -> list[float]:
-    """|predicted ÷ measured - 1| of every line of the record."""
-    return [abs(line["predicted"] / line["measured"] - 1) for line in whole_records(path)]

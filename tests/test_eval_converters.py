@@ -1,12 +1,13 @@
 """Other tools' figures, each counted by hand on a small trace."""
 
 import json
+import re
 
 import pytest
-from conftest import CASES
+from conftest import CASES, ROOT
 
 from decode.generation import Generation
-from decode.trace import Round
+from decode.trace import Round, positions
 from eval.converters import (
     eagle_tau,
     gpt_fast_mean_accepted,
@@ -69,3 +70,20 @@ def test_an_answer_without_rounds_or_without_drafts_divides_by_nothing():
 def test_without_a_certificate_no_speed_up_is_named():
     runs = [run_of([(3, 2, 3)])]
     assert set(in_other_words(runs, True)) - set(in_other_words(runs, False)) == {"Spec-Bench speed-up"}
+
+
+def test_the_worked_trace_of_the_documentation():
+    """docs/measuring.md, one trace: every figure that stands there."""
+    (run,) = runs = [run_of([(3, 2, 3), (3, 0, 1), (3, 3, 4), (2, 1, 1)])]
+    told = {
+        name: float(value)
+        for name, value in re.findall(
+            r"\| ([\w -]+ \S+|EAGLE τ) \| (\d\.\d\d) \|", (ROOT / "docs" / "measuring.md").read_text()
+        )
+    }
+    counted = {name: round(value, 2) for name, value in in_other_words(runs, False).items()}
+    assert told == counted
+    conditional, joint = positions(run.trace.rounds)
+    assert conditional == pytest.approx([3 / 4, 2 / 2, 1 / 2])
+    assert joint == pytest.approx([3 / 4, 2 / 4, 1 / 3])
+    assert (run.trace.tally.tau, round(run.trace.tally.accepted_share, 2)) == (2.25, 0.55)

@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import typer
+from conftest import CASES
 from measurements import SWEEPS, settings_for
 
 from configs.errors import UserError
@@ -21,7 +23,7 @@ from decode.stops import Stops
 from decode.trace import Round
 from decode.verify import VERIFIERS
 from eval.assembly import _without_repeats
-from eval.certificate import certify, first_difference
+from eval.certificate import certify, divergences, first_difference
 from eval.live import Arm, PromptRun, hf_arm, run_prompt
 from eval.measure import measure, summary_rows
 from eval.report import Report
@@ -229,6 +231,35 @@ def test_a_failed_certificate_claims_no_speedup_and_exits_with_3(tiny_target, ti
     verdict = json.loads((out / "report.json").read_text())["verdict"]
     assert verdict["lossless"] is False
     assert verdict["speedup_decode"] is None
+
+
+def test_s06_a_greedy_answer_that_ends_too_early_is_shown_and_no_speedup_is_claimed(pair):
+    """tests/cases/S06: the faster run stopped after 40 tokens where the plain one went on to its 64."""
+    target, draft = pair
+    case = json.loads((CASES / "S06" / "scenario.json").read_text())
+    ended, plain_tokens = (case[name][0]["tokens"] for name in ("spec_bad", "plain"))
+    settings = Settings(Law(0.0), max_new_tokens=plain_tokens, num_draft_tokens=3)
+    (run,) = prompt_runs(pair, settings, count=1)
+    short = [*run.plain.token_ids[: ended - 1], target.eos_ids[0]]
+    bad = replace(run, trace=replace(run.trace, token_ids=short), speculative=Arm(short, 0.1, 0.1))
+    certificate = certify(target, LMDraft(draft.model), [bad], settings, 3, 1, 8, 0)
+    assert not certificate.passed
+    (difference,) = divergences(target.model, [bad], settings)
+    assert (difference.differs_from_plain_at, difference.numeric_tie) == (ended - 1, False)
+
+
+def test_s06_repeats_have_their_spread_and_the_law_that_was_used_is_told(
+    tiny_target, tiny_draft, short_suite, tmp_path
+):
+    settings = settings_for(
+        tiny_target, tiny_draft, suite=short_suite, max_prompts=2, repeats=3, temperature=0.7, top_k=5, seed=4,
+        law_samples=0,
+    )  # fmt: skip
+    report = measure(settings, tmp_path / "out")
+    assert report.latency.repeat_spread > 0
+    told = {name: report.settings[name] for name in ("temperature", "top_k", "top_p", "seed", "repeats")}
+    assert told == {"temperature": 0.7, "top_k": 5, "top_p": 1.0, "seed": 4, "repeats": 3}
+    assert report.certificate.sampled.law_p_value is None
 
 
 def test_tokens_after_a_stop_fail_the_certificate(pair):

@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""How far the predicted speed-up is from the measured one: over drafts, draft lengths and temperatures.
+
+usage: scripts/bench_prediction.py DRAFT...     (drafts of models/smollm2-135m-instruct; an idle machine)
+
+One process measures each draft's latency profile, another one each speed-up, which it predicts from that profile and
+from replay on the plain answers. What is done is read back. Prints a table, and as its last line one JSON object.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from eval.comparison import read_report  # noqa: E402
+
+TARGET = "models/smollm2-135m-instruct"
+OUT = Path("runs/bench-prediction")
+LENGTHS, TEMPERATURES, PROMPTS = (1, 3), (0, 1), 16
+
+
+def draftsmith(*arguments: object) -> None:
+    subprocess.run([Path(sys.executable).parent / "draftsmith", *map(str, arguments)], check=True, cwd=ROOT)
+
+
+def main() -> None:
+    errors = []
+    table = Table("draft", "T", "γ", "predicted", "measured", "interval", "error")
+    for draft in sys.argv[1:]:
+        name = draft.replace("/", "-")
+        profile = OUT / f"{name}.json"
+        if not profile.exists():
+            draftsmith("profile", "--target", TARGET, "--draft", draft, "--longest", 9, "--out", profile)
+        for temperature in TEMPERATURES:
+            for length in LENGTHS:
+                out = OUT / f"{name}-t{temperature}-{length}"
+                draftsmith(
+                    "eval", "--target", TARGET, "--draft", draft, "--out", out, "--latency-profile", profile,
+                    "--temperature", temperature, "--num-draft-tokens", length, "--max-prompts", PROMPTS,
+                    "--fp32-prompts", 2, "--law-samples", 0,
+                )  # fmt: skip
+                report = read_report(ROOT / out / "report.json")
+                predicted, verdict = report.predicted_speedup, report.verdict
+                errors.append(predicted / verdict.speedup_decode - 1)
+                low, high = verdict.speedup_decode_ci
+                table.add_row(
+                    draft, str(temperature), str(length), f"{predicted:.3f}", f"{verdict.speedup_decode:.3f}",
+                    f"[{low:.2f}, {high:.2f}]", f"{errors[-1]:+.1%}",
+                )  # fmt: skip
+    Console(width=140).print(table)
+    print(json.dumps({"median_abs_error": round(median(map(abs, errors)), 4), "runs": len(errors)}))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    main()
