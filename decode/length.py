@@ -32,7 +32,7 @@ class Costs:
 
 
 def read_costs(report: Path) -> Costs:
-    """The latency profile in a report.json. Raises UserError when there is none."""
+    """The latency profile in a report.json or a profile.json. Raises UserError when there is none."""
     try:
         latency = json.loads(report.read_text(encoding="utf-8"))["latency"]
         widths = {int(width): float(cost) for width, cost in latency["verify_by_width"].items()}
@@ -42,7 +42,9 @@ def read_costs(report: Path) -> Costs:
             f"{report}: no such report; run eval on this machine, or give a number of draft tokens"
         ) from None
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise UserError(f"{report}: holds no latency profile; expected the report.json of an eval") from None
+        raise UserError(
+            f"{report}: holds no latency profile; expected a report.json (eval) or a profile.json"
+        ) from None
 
 
 class LengthPolicy(Protocol):

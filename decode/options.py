@@ -25,7 +25,9 @@ class DecodeOptions(StrictSettings):
         3, description="γ: tokens drafted per round, 1 or more; auto: what a latency profile says will pay, 0 included."
     )
     latency_profile: Path | None = Field(
-        None, description="For auto: report.json of an eval on this machine. Default: the one in the draft's folder."
+        None,
+        description="For auto: profile.json or report.json of this machine. Default: the report.json in the draft's "
+        "folder.",
     )
     verifier: Literal["token", "block", "match"] | None = Field(
         None,

@@ -25,7 +25,7 @@ DEPTHS = (1, 2, 4)
 
 
 def usual_shapes(target: Loaded) -> dict[str, DraftSettings]:
-    """Feature drafts with heads of several sizes, and causal LMs of one, two and four of the target's layers."""
+    """Feature drafts with heads of several sizes; causal LMs of some of the target's layers, and one of half its width."""
     vocabulary = len(target.tokenizer)
     heads = [size for size in HEADS if size < vocabulary]
     shapes = {f"eagle3, head {size}": DraftSettings(kind="eagle3", vocabulary=size) for size in heads}
@@ -36,6 +36,12 @@ def usual_shapes(target: Loaded) -> dict[str, DraftSettings]:
         for size in [*heads[1:2], 0]:
             name = f"lm, {layers} layer{'s' * (layers > 1)}, {f'head {size}' if size else 'whole head'}"
             shapes[name] = DraftSettings(kind="lm", layers=chosen, vocabulary=size)
+    config = target.model.config
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = config.hidden_size // head // 2 * head
+    if width:
+        name = f"lm from scratch, 2 layers of width {width}, whole head"
+        shapes[name] = DraftSettings(kind="lm", init="scratch", depth=2, width=width)
     return shapes
 
 

@@ -224,8 +224,20 @@ def _certificate(report: Report) -> str:
     return (
         f"## Losslessness certificate: {verdict}\n\n{body}\n\nProves: {c.proves}.{failures}\n\n"
         f"Answers that differ from the plain run in the run dtype: {different} of {prompts}"
-        + (f", {ties} of them at a numeric tie (scores within {bound:.3f})." if different else ".")
+        + (
+            f", {ties} of them at a numeric tie (scores within {bound:.3f}).\n\n{_divergences(report)}"
+            if different
+            else "."
+        )
     )
+
+
+def _divergences(report: Report) -> str:
+    rows = [
+        [d.id, d.differs_from_plain_at, None if d.gap is None else f"{d.gap:.4f}", "yes" if d.numeric_tie else "no"]
+        for d in report.divergences
+    ]
+    return table(["prompt", "first other token", "gap of the scores", "numeric tie"], rows)
 
 
 def _sampled_rows(sampled: SampledCheck) -> list[list[Any]]:

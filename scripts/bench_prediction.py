@@ -30,9 +30,13 @@ def draftsmith(*arguments: object) -> None:
     subprocess.run([Path(sys.executable).parent / "draftsmith", *map(str, arguments)], check=True, cwd=ROOT)
 
 
+def shown(value: float, interval: tuple[float, float]) -> str:
+    return f"{value:.3f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+
+
 def main() -> None:
     errors = []
-    table = Table("draft", "T", "γ", "predicted", "measured", "interval", "error")
+    table = Table("draft", "T", "γ", "τ replayed", "τ decoded", "predicted", "measured", "error")
     for draft in sys.argv[1:]:
         name = draft.replace("/", "-")
         profile = OUT / f"{name}.json"
@@ -49,10 +53,10 @@ def main() -> None:
                 report = read_report(ROOT / out / "report.json")
                 predicted, verdict = report.predicted_speedup, report.verdict
                 errors.append(predicted / verdict.speedup_decode - 1)
-                low, high = verdict.speedup_decode_ci
+                a = report.acceptance
                 table.add_row(
-                    draft, str(temperature), str(length), f"{predicted:.3f}", f"{verdict.speedup_decode:.3f}",
-                    f"[{low:.2f}, {high:.2f}]", f"{errors[-1]:+.1%}",
+                    draft, str(temperature), str(length), f"{a.tau_replayed:.2f}", shown(a.tau, a.tau_ci),
+                    f"{predicted:.3f}", shown(verdict.speedup_decode, verdict.speedup_decode_ci), f"{errors[-1]:+.1%}",
                 )  # fmt: skip
     Console(width=140).print(table)
     print(json.dumps({"median_abs_error": round(median(map(abs, errors)), 4), "runs": len(errors)}))
