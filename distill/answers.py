@@ -115,6 +115,11 @@ def write_answers(target: Loaded, settings: DataSettings, seed: int, engine: Eng
             settings.batch_rows, seed, by | {"prompts_sha256": content},
         )  # fmt: skip
         written, written_ids = _with_ids(target, written, settings, BadRows(settings.on_bad_row))
+        both = {prompt.id for prompt in prompts} & {prompt.id for prompt in written}
+        if both:
+            raise UserError(
+                f"{path}: the id {min(both)!r} is one of self-written prompts too; name these rows otherwise"
+            )
         prompts, prompt_ids = [*prompts, *written], [*prompt_ids, *written_ids]
     asked = list(_asked(prompts, settings))
 

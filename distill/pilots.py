@@ -6,6 +6,7 @@ from pathlib import Path
 
 from configs.errors import UserError
 from configs.records import whole_records
+from distill.answers import DataSettings
 from distill.claims import provenance_path
 from distill.job import JobSettings, run
 from distill.plan import Acceptance, extrapolate
@@ -22,10 +23,10 @@ def law_of(answers: Path) -> dict[str, float]:
 
 
 def pilot(
-    target: str, answers: Path, shape: DraftSettings, tokens: int, tokens_per_row: float, rows: int, folder: Path,
+    target: str, data: DataSettings, shape: DraftSettings, tokens: int, tokens_per_row: float, rows: int, folder: Path,
     teacher_dtype: str,
 ) -> list[dict[str, float]]:  # fmt: skip
-    """Train on `tokens` supervised tokens of `answers`; what was measured after how many, in order.
+    """Train on `tokens` supervised tokens of the answers of `data`; what was measured after how many, in order.
 
     A finished pilot is read back. Raises UserError for a budget too small for `MEASUREMENTS` steps.
     """
@@ -37,7 +38,7 @@ def pilot(
     settings = JobSettings.model_validate(
         {
             "target": target, "output": folder, "teacher_dtype": teacher_dtype, "draft": shape.model_dump(),
-            "data": {"answers": answers, "held_out_rows": max(1, min(32, rows // 5)), **law_of(answers)},
+            "data": data.model_copy(update={"held_out_rows": max(1, min(32, rows // 5))}),
             "objective": {"name": "hybrid"},
             "train": {
                 "steps": steps, "batch_rows": batch_rows, "micro_rows": batch_rows,

@@ -118,11 +118,12 @@ def unknown(ceiling: float) -> Acceptance:
 
 def make_plan(
     profile: LatencyProfile, ceilings: Mapping[str, float], piloted: Mapping[str, Acceptance], budget_tokens: int,
-    passes: float = 3.0,
+    batch_rows: int = 1, passes: float = 3.0,
 ) -> Plan:  # fmt: skip
-    """`ceilings` are the largest α of each shape's head (1 where nothing is known), `piloted` what pilots promise.
+    """The advice is for `batch_rows` rows at once.
 
-    The budget is of supervised tokens of data; training reads them `passes` times.
+    `ceilings` are the largest α of each shape's head (1 where nothing is known), `piloted` what pilots promise. The
+    budget is of supervised tokens of data; training reads them `passes` times.
     """
     batches = {1: profile.latency, **profile.batches}
     by_batch: dict[int, list[Candidate]] = {}
@@ -136,13 +137,20 @@ def make_plan(
             by_batch[batch].append(
                 _candidate(profile, shape, costs, ceiling, expected, shape.name in piloted, budget_tokens, passes)
             )
-        by_batch[batch].sort(key=lambda one: (-one.piloted, -one.speedup.middle))
-    candidates = by_batch[1]
-    speculate, verdict = _advice(candidates, bool(piloted))
+        by_batch[batch].sort(key=_rank)
+    candidates = by_batch[batch_rows]
+    speculate, verdict = _advice(candidates)
     return Plan(
         verdict=verdict, speculate=speculate, candidates=candidates,
         by_batch={batch: found[0] for batch, found in by_batch.items()},
     )  # fmt: skip
+
+
+def _rank(one: Candidate) -> tuple[bool, float]:
+    """Piloted ones first, by what they promise; of the others the one that pays soonest."""
+    if one.piloted:
+        return False, -one.speedup.middle
+    return True, 2.0 if one.break_even is None else one.break_even
 
 
 def _candidate(
@@ -164,22 +172,26 @@ def _candidate(
     )  # fmt: skip
 
 
-def _advice(candidates: Sequence[Candidate], piloted: bool) -> tuple[bool | None, str]:
+def _advice(candidates: Sequence[Candidate]) -> tuple[bool | None, str]:
     """True, False, or None where it cannot be told; and why."""
-    best = max(candidates, key=lambda one: one.speedup.high)
-    if best.speedup.high < WORTH_IT:
-        return False, (
-            f"do not speculate: the best shape ({best.name}) reaches at most {best.speedup.high:.2f}× "
-            f"({'the upper end of what its pilot promises' if best.piloted else 'with every token its head can give'})"
+    most = max(candidates, key=lambda one: one.speedup.high)
+    if most.speedup.high < WORTH_IT:
+        return (
+            False,
+            f"do not speculate: no shape can reach {WORTH_IT}×, the best ({most.name}) {most.speedup.high:.2f}×",
         )
-    best = candidates[0]
-    needs = f"it pays from α = {best.break_even:.2f} on" if best.break_even is not None else "it cannot pay"
+    piloted = [one for one in candidates if one.piloted]
     if not piloted:
-        return None, f"cannot be told without pilots (--pilots): best costs with {best.name}; {needs}"
+        first = candidates[0]
+        return None, f"cannot be told without pilots (--pilots): {first.name} {_pays(first)}"
+    best = max(piloted, key=lambda one: one.speedup.middle)
     s = best.speedup
-    said = f"{best.name}, γ = {best.num_draft_tokens}: S {s.middle:.2f}× [{s.low:.2f}, {s.high:.2f}]; {needs}"
-    if s.low > 1:
-        return True, f"speculate: {said}"
+    said = f"{best.name}, γ = {best.num_draft_tokens}: S {s.middle:.2f}× [{s.low:.2f}, {s.high:.2f}]; it {_pays(best)}"
     if s.high < WORTH_IT:
-        return False, f"do not speculate: {said}"
-    return None, f"too close to tell: {said}"
+        others = ", ".join(one.name for one in candidates if not one.piloted and one.speedup.high >= WORTH_IT)
+        return None, f"not with {said}; untried: {others}"
+    return (True, f"speculate: {said}") if s.low > 1 else (None, f"too close to tell: {said}")
+
+
+def _pays(one: Candidate) -> str:
+    return "cannot pay" if one.break_even is None else f"pays from α = {one.break_even:.2f} on"

@@ -1,5 +1,6 @@
 """What decoding costs on this machine with a target and drafts of several shapes, before any of them is trained."""
 
+import sys
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -15,7 +16,7 @@ from decode.laws import Law
 from decode.models import Loaded
 from distill.shape import DraftSettings, make_draft, student_and_drafter
 from eval.footprint import flop_per_token
-from eval.latency import Latency, Widths, batched, fastest_threads, profile
+from eval.latency import ROUNDS, Latency, Widths, batched, fastest_threads, profile
 from eval.profile_file import LatencyProfile, ShapeCost, TargetFacts
 
 MANY_ROWS = 32
@@ -25,7 +26,7 @@ DEPTHS = (1, 2, 4)
 
 
 def usual_shapes(target: Loaded) -> dict[str, DraftSettings]:
-    """Feature drafts with heads of several sizes; causal LMs of some of the target's layers, and one of half its width."""
+    """Feature drafts with heads of several sizes; causal LMs of some of its layers, and one of half its width."""
     vocabulary = len(target.tokenizer)
     heads = [size for size in HEADS if size < vocabulary]
     shapes = {f"eagle3, head {size}": DraftSettings(kind="eagle3", vocabulary=size) for size in heads}
@@ -46,32 +47,40 @@ def usual_shapes(target: Loaded) -> dict[str, DraftSettings]:
 
 
 def measure_profile(
-    target: Loaded, draft: Draft[Any] | None, shapes: dict[str, DraftSettings], context: int, batches: Sequence[int],
-    longest: int, threads: int, settings: dict[str, Any],
+    target: Loaded, draft: Draft[Any] | None, shapes: dict[str, DraftSettings], law: Law, context: int,
+    batches: Sequence[int], longest: int, threads: int, settings: dict[str, Any],
 ) -> LatencyProfile:  # fmt: skip
-    """Times at a text of `context` tokens, greedy. Without a `draft` the first of `shapes` stands for it.
+    """Times at a text of `context` tokens, under `law`. Without a `draft` the first of `shapes` stands for it.
 
     Raises UserError for a context that the target does not hold.
     """
-    if context + longest + 16 > target.context_tokens:
+    if context + longest + ROUNDS + GAMMA + 1 > target.context_tokens:
         raise UserError(f"--context {context}: the target holds {target.context_tokens} tokens, rounds included")
     ids = torch.randint(0, len(target.tokenizer), (context,), generator=torch.Generator().manual_seed(0)).tolist()
-    decoding = Settings(Law(0.0, vocabulary=target.vocabulary))
+    decoding = Settings(law, seed=0)
     threads = threads or fastest_threads(target.model, ids, decoding)
     if target.model.device.type == "cpu":
         torch.set_num_threads(threads)
-    drafts = {name: untrained(target, shape) for name, shape in shapes.items()}
-    found: dict[str, Latency] = {}
-    for name, untrained_draft in track(drafts.items(), "shapes") if drafts else ():
-        found[name] = profile(target.model, untrained_draft, ids, decoding, GAMMA, GAMMA)
-    chosen = draft or next(iter(drafts.values()))
+    costs: list[ShapeCost] = []
+    chosen = draft
+    for name, shape in track(shapes.items(), "shapes") if shapes else ():
+        try:
+            one = untrained(target, shape)
+        except UserError as error:
+            print(f"{name}: left out, {error}", file=sys.stderr)
+            continue
+        costs.append(_shape_cost(name, shape, one, profile(target.model, one, ids, decoding, GAMMA, GAMMA)))
+        chosen = chosen or one
+    if chosen is None:
+        raise UserError(f"{target.name}: no usual shape of draft can be made for it; name a --draft")
     alone = profile(target.model, chosen, ids, decoding, GAMMA, longest)
     return LatencyProfile(
         target=_target_facts(target, ids),
         latency=alone,
         batches={batch: batched(target.model, chosen, ids, batch, longest, alone) for batch in batches if batch > 1},
-        shapes=[_shape_cost(name, shapes[name], drafts[name], latency) for name, latency in found.items()],
-        settings=settings | {"threads": threads, "target_revision": target.revision, "context": context},
+        shapes=costs,
+        settings=settings
+        | {"threads": threads, "target_revision": target.revision, "context": context, "temperature": law.temperature},
         provenance=provenance() | {"device": str(target.model.device)},
     )
 
@@ -91,7 +100,8 @@ def _shape_cost(name: str, shape: DraftSettings, draft: Draft[Any], latency: Lat
 def _target_facts(target: Loaded, ids: list[int]) -> TargetFacts:
     """Paces with many rows at once, as answers and the cache are made."""
     widths = Widths(target.model, ids, MANY_ROWS)
-    step_s, read_s = (median(widths.seconds(width) for _ in range(5)) for width in (1, len(ids)))
+    step_s = median(widths.seconds(1) for _ in range(5))
+    read_s = median(Widths(target.model, ids, MANY_ROWS).read_s for _ in range(3))
     return TargetFacts(
         flop=flop_per_token(target.model),
         vocabulary=target.model.config.vocab_size,

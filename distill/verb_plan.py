@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from configs.command_line import Device, Dtype
+from configs.command_line import Device
 
 
 def plan(
@@ -19,12 +19,22 @@ def plan(
         Path | None, typer.Option(help="Answers of the target: for what a head may leave out, and for pilots.")
     ] = None,
     budget_tokens: Annotated[int, typer.Option(help="Supervised tokens that you would make.", min=1000)] = 1_000_000,
-    pilots: Annotated[int, typer.Option(help="Shapes to train on 3 % of the budget, the cheapest first.", min=0)] = 0,
-    batch: Annotated[str, typer.Option(help="Rows that decode together, e.g. 1,4,16.")] = "1",
-    context: Annotated[int, typer.Option(help="Tokens of the text before.", min=2)] = 128,
-    threads: Annotated[int, typer.Option(help="CPU threads; 0: as many as make plain decoding fastest.", min=0)] = 0,
-    dtype: Dtype = "auto",
+    pilots: Annotated[
+        int, typer.Option(help="Shapes to train on 3 % of the budget, those first that pay soonest.", min=0)
+    ] = 0,
+    batch: Annotated[
+        str | None,
+        typer.Option(help="Rows that decode together, e.g. 1,4,16; the advice is for the fewest. [default: 1]"),
+    ] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens of the text before. [default: 128]", min=2)] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads. Default: as many as make plain decoding fastest.", min=1)
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: as stored.")] = None,
     device: Device = "auto",
+    template_argument: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="For the chat template, as the data was made with.")
+    ] = None,
 ) -> None:
     """Say which draft would pay here, with which γ, and what it takes: or that none would, and why.
 
@@ -35,12 +45,14 @@ def plan(
     from rich.table import Table
 
     from configs.files import write_json
+    from configs.reader import read_pairs
     from distill.planning import PlanSettings, plan_for
 
     found = plan_for(
         PlanSettings(
             out=out, target=target, profile=profile, data=data, budget_tokens=budget_tokens, pilots=pilots,
             batch=batch, context=context, threads=threads, dtype=dtype, device=device,
+            template_arguments=read_pairs(template_argument or []),
         )
     )  # fmt: skip
     write_json(out / "plan.json", found.model_dump(mode="json"))

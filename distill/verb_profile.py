@@ -17,6 +17,7 @@ def profile(
     batch: Annotated[str, typer.Option(help="Rows that decode together, e.g. 1,4,16.")] = "1",
     context: Annotated[int, typer.Option(help="Tokens of the text before.", min=2)] = 128,
     longest: Annotated[int, typer.Option(help="Verifying is timed for 1 to this many tokens.", min=2)] = 32,
+    temperature: Annotated[float, typer.Option(help="Drawing tokens costs more than taking the best, 0.", min=0)] = 0.0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0: as many as make plain decoding fastest.", min=0)] = 0,
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -32,7 +33,8 @@ def profile(
     from configs.command_line import whole_numbers
     from configs.errors import UserError
     from configs.files import write_json
-    from decode.drafts.kinds import load_draft
+    from decode.drafts.kinds import draft_revision, load_draft
+    from decode.laws import Law
     from decode.models import load_model
     from distill.profiling import measure_profile, usual_shapes
 
@@ -41,14 +43,12 @@ def profile(
     batches = whole_numbers("--batch", batch)
     loaded = load_model(target, dtype, device)
     drafted = load_draft(loaded, draft, dtype, device) if draft else None
-    asked = {
-        "target": target,
-        "draft": draft,
-        "batch": batches,
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
-    }
+    revision = draft_revision(draft) if draft else None
+    run_dtype = str(loaded.model.dtype).removeprefix("torch.")
+    asked = {"target": target, "draft": draft, "draft_revision": revision, "batch": batches, "run_dtype": run_dtype}
     shapes = {} if drafted else usual_shapes(loaded)
-    found = measure_profile(loaded, drafted, shapes, context, batches, longest - 1, threads, asked)
+    law = Law(temperature, vocabulary=loaded.vocabulary)
+    found = measure_profile(loaded, drafted, shapes, law, context, batches, longest - 1, threads, asked)
     write_json(out, found.model_dump(mode="json"))
     console = Console(soft_wrap=True, highlight=False)
     costs = found.latency

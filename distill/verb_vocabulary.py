@@ -26,6 +26,7 @@ def vocabulary(
 
     from configs.command_line import whole_numbers
     from configs.reader import read_config
+    from decode.laws import Law
     from decode.models import load_model
     from distill.answers import with_template
     from distill.job import JobSettings, read_data
@@ -42,12 +43,12 @@ def vocabulary(
     counts = count_tokens(rows, target.model.config.vocab_size)
     always, tokens = kept_always(target, counts), len(target.tokenizer)
     cuts = [choose_ids(counts, size, always, tokens) for size in wanted if size <= tokens]
-    found = ceilings(Teacher(target.model), held_out, cuts, torch.device(target.model.device))
+    found = ceilings(Teacher(target.model), held_out, cuts, torch.device(target.model.device), Law(1.0))
     if as_json:
         print(json.dumps({"different_ids_in_answers": int((counts > 0).sum()), "cuts": [vars(cut) for cut in found]}))
         return
     table = Table("ids", "own tokens inside", "α ≤ at T = 1", "α ≤ at T = 0", title=f"{settings.data.answers}")
     for cut in found:
-        table.add_row(str(cut.size), *(f"{share:.2%}" for share in (cut.coverage, cut.alpha_t1, cut.alpha_t0)))
+        table.add_row(str(cut.size), *(f"{share:.2%}" for share in (cut.coverage, cut.alpha_sampled, cut.alpha_greedy)))
     Console().print(table)
     Console().print(f"{int((counts > 0).sum())} different ids in the answers; the head has {tokens}.")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from configs.errors import UserError
+from decode.laws import Law
 from decode.models import Loaded
 from distill.batches import collate
 from distill.rows import Row
@@ -49,24 +50,26 @@ def coverage(counts: Tensor, ids: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What a cut leaves to a draft on held-out target text, as a bound on α: at T = 1 the mean mass of p inside it,
-    at T = 0 the share of places whose best token is inside; and the share of the text's own tokens."""
+    """What a cut leaves to a draft on held-out target text, as a bound on α: when sampling the mean mass of p inside
+    it, when greedy the share of places whose best token is inside; and the share of the text's own tokens."""
 
     size: int
     coverage: float
-    alpha_t1: float
-    alpha_t0: float
+    alpha_sampled: float
+    alpha_greedy: float
 
 
 @torch.no_grad()
-def ceilings(teacher: Teacher, rows: Sequence[Row], cuts: Sequence[Tensor], device: torch.device) -> list[Ceiling]:
-    """One `Ceiling` for each cut, over the supervised places of `rows`."""
+def ceilings(
+    teacher: Teacher, rows: Sequence[Row], cuts: Sequence[Tensor], device: torch.device, law: Law
+) -> list[Ceiling]:
+    """One `Ceiling` for each cut, over the supervised places of `rows`; `law` is that of sampling."""
     inside = torch.zeros(len(cuts), 3, dtype=torch.float64)
     places = 0
     for row in rows:
         batch = collate([[row]], device)
         logits = (teacher.hidden(batch.ids, batch.predicts) @ teacher.head_weight.T).float()
-        p, best = logits.softmax(-1), logits.argmax(-1)
+        p, best = law(logits), logits.argmax(-1)
         own = batch.ids[0, 1:][batch.predicts[0, :-1]]
         places += len(own)
         for number, ids in enumerate(cuts):

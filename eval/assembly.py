@@ -76,7 +76,7 @@ def assemble(
         categories=_categories(runs, texts, lossless),
         lengths=list(found.lengths) if lossless else [],
         temperatures=list(found.temperatures) if lossless else [],
-        footprint=footprint(target.model, draft.model, Tally.of(rounds)),
+        footprint=footprint(target.model, draft.model, Tally.of(rounds), rereads=bool(draft.taps)),
         repeated_text_share=repeated_share([run.trace.token_ids for run in runs]),
         training_overlap=overlap,
         training=training,
@@ -102,9 +102,9 @@ def _verdict(runs: Sequence[PromptRun], texts: Sequence[Replay], lossless: bool)
     e2e = [[arm.end_to_end for arm in arms] for arms in (plain, ours, hf)]
     s, s_e2e = speedup(decode[0], decode[1]), speedup(e2e[0], e2e[1])
     interval = speedup_interval(decode[0], decode[1])
+    speeds = f"S_decode {s:.2f}×{_shown(interval)}, S_e2e {s_e2e:.2f}×, " if s is not None and s_e2e is not None else ""
     return Verdict(
-        line=f"S_decode {s:.2f}×{_shown(interval)}, S_e2e {s_e2e:.2f}×, τ {tau:.2f}, α {alpha_:.2f}, "
-        f"lossless: pass — {_says(interval)}",
+        line=f"{speeds}τ {tau:.2f}, α {alpha_:.2f}, lossless: pass — {_says(interval)}",
         speedup_decode=s, speedup_decode_ci=interval, speedup_decode_without_repeats=_without_repeats(runs),
         speedup_e2e=s_e2e, speedup_e2e_ci=speedup_interval(e2e[0], e2e[1]),
         speedup_decode_over_hf_generate=speedup(decode[2], decode[1]),

@@ -12,7 +12,11 @@ from eval.figures import PromptFigures
 from eval.report import Report
 from eval.stats import Interval, interval, resampled
 
-SAME = ("target_revision", "suite_fingerprint", "temperature", "top_k", "top_p", "min_p", "max_new_tokens")
+SAME = (
+    "target_revision", "run_dtype", "suite_fingerprint", "template_argument", "temperature", "top_k", "top_p", "min_p",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "bad_word", "logit_bias",
+    "min_new_tokens", "max_new_tokens", "stop",
+)  # fmt: skip
 
 
 class Change(BaseModel):
@@ -47,10 +51,8 @@ def compare(before: Report, after: Report) -> list[Change]:
             f"the two reports cannot be compared: different {', '.join(different) or 'prompts'}; "
             "measure both drafts with the same target, prompts and law"
         )
-    changes = [_change("α", before, after, _alpha), _change("τ", before, after, _tau)]
-    if before.verdict.lossless and after.verdict.lossless:
-        changes.append(_change("S_decode", before, after, _speedup))
-    return changes
+    told = [name for name in FIGURES if name != "S_decode" or (before.verdict.lossless and after.verdict.lossless)]
+    return [change for name in told if (change := _change(name, before, after))]
 
 
 def failed_gates(before: Report, after: Report, min_speedup: float | None, max_alpha_drop: float | None) -> list[str]:
@@ -66,34 +68,50 @@ def failed_gates(before: Report, after: Report, min_speedup: float | None, max_a
     return failed
 
 
-Sums = Callable[[np.ndarray], np.ndarray]
+Figure = Callable[[np.ndarray], np.ndarray]
 
 
-def _change(name: str, before: Report, after: Report, figure: Sums) -> Change:
-    columns = [np.array([_columns(prompt) for prompt in report.prompts], dtype=float) for report in (before, after)]
-    both = resampled(np.concatenate(columns, axis=1))
-    width = columns[0].shape[1]
-    spread = None if both is None else interval(figure(both[:, width:]) - figure(both[:, :width]))
-    first, second = (float(figure(column.sum(0))) for column in columns)
-    return Change(name=name, before=first, after=second, difference_ci=spread)
+def _change(name: str, before: Report, after: Report) -> Change | None:
+    """None where no prompt says anything about it in both reports."""
+    columns_of, figure = FIGURES[name]
+    pairs = zip(before.prompts, after.prompts, strict=True)
+    rows = [(*a, *b) for a, b in ((columns_of(a), columns_of(b)) for a, b in pairs) if a and b]
+    if not rows:
+        return None
+    columns = np.array(rows, dtype=float)
+    width = columns.shape[1] // 2
+    sums, whole = resampled(columns), columns.sum(0)
+    spread = None if sums is None else interval(figure(sums[:, width:]) - figure(sums[:, :width]))
+    return Change(
+        name=name, before=float(figure(whole[:width])), after=float(figure(whole[width:])), difference_ci=spread
+    )
 
 
-def _columns(prompt: PromptFigures) -> Sequence[float]:
+def _of_alpha(prompt: PromptFigures) -> Sequence[float]:
+    return (prompt.overlap, prompt.places) if prompt.places else ()
+
+
+def _of_tau(prompt: PromptFigures) -> Sequence[float]:
+    return (prompt.emitted, prompt.rounds) if prompt.rounds else ()
+
+
+def _of_speedup(prompt: PromptFigures) -> Sequence[float]:
     plain, ours = prompt.plain.decode, prompt.speculative.decode
-    both = (plain.seconds, plain.tokens, ours.seconds, ours.tokens) if plain.tokens and ours.tokens else (0.0,) * 4
-    return [prompt.overlap, prompt.places, prompt.emitted, prompt.rounds, *both]
+    return (plain.seconds, plain.tokens, ours.seconds, ours.tokens) if plain.tokens and ours.tokens else ()
 
 
-def _alpha(sums: np.ndarray) -> np.ndarray:
+def _ratio(sums: np.ndarray) -> np.ndarray:
     ratio: np.ndarray = sums[..., 0] / sums[..., 1]
     return ratio
 
 
-def _tau(sums: np.ndarray) -> np.ndarray:
-    ratio: np.ndarray = sums[..., 2] / sums[..., 3]
-    return ratio
-
-
 def _speedup(sums: np.ndarray) -> np.ndarray:
-    ratio: np.ndarray = (sums[..., 4] / sums[..., 5]) / (sums[..., 6] / sums[..., 7])
+    ratio: np.ndarray = _ratio(sums[..., :2]) / _ratio(sums[..., 2:])
     return ratio
+
+
+FIGURES: dict[str, tuple[Callable[[PromptFigures], Sequence[float]], Figure]] = {
+    "α": (_of_alpha, _ratio),
+    "τ": (_of_tau, _ratio),
+    "S_decode": (_of_speedup, _speedup),
+}

@@ -21,9 +21,13 @@ class Footprint(BaseModel):
     speculative_gflop_per_token: float
 
 
-def footprint(target: Any, draft: Any, tally: Tally) -> Footprint:
-    """Of a target and a draft module, for rounds as counted. The draft reads each emitted token once, and drafts."""
-    read_by_draft = tally.emitted + tally.drafted - tally.rounds
+def footprint(target: Any, draft: Any, tally: Tally, rereads: bool) -> Footprint:
+    """Of a target and a draft module, for rounds as counted.
+
+    A draft of its own reads one token for each that it drafts; one that reads the target's features (`rereads`) reads
+    what was emitted once more, with the true ones.
+    """
+    read_by_draft = tally.drafted + (tally.emitted - tally.rounds if rereads else 0)
     verified = tally.drafted + tally.rounds
     flop = verified * flop_per_token(target) + max(0, read_by_draft) * flop_per_token(draft)
     return Footprint(
@@ -37,7 +41,10 @@ def footprint(target: Any, draft: Any, tally: Tally) -> Footprint:
 
 
 def flop_per_token(model: Any) -> int:
-    """Of one token's forward: 2 for each weight of a matrix; an embedding that is not the head is only looked up."""
+    """Of one token's forward: 2 for each weight of a matrix; an embedding that is not the head is only looked up.
+
+    A mixture of experts is counted whole.
+    """
     matrices = sum(weight.numel() for weight in model.parameters() if weight.ndim >= 2)
     embedding, head = _weight(model, "get_input_embeddings"), _weight(model, "get_output_embeddings")
     looked_up = embedding.numel() if embedding is not None and embedding is not head else 0

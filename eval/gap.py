@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from decode.length import Costs
 from decode.trace import Round, Tally
-from eval.replay import Replay, expected_rounds, kept_chances
+from eval.replay import Replay, at_positions, expected_rounds
 
 
 class Gap(BaseModel):
@@ -55,11 +55,8 @@ def explain(
 
 def _replayed(texts: Sequence[Replay], num_draft_tokens: int, verifier: str) -> tuple[float, float]:
     """Replayed tokens of a round: 1 + accepted, and those that were emitted."""
-    rounds = accepted = 0.0
-    for text in texts:
-        for start, chance in enumerate(expected_rounds(text, num_draft_tokens, verifier)):
-            rounds += chance
-            accepted += chance * sum(kept_chances(text, start, num_draft_tokens, verifier)[1:])
+    rounds = sum(sum(expected_rounds(text, num_draft_tokens, verifier)) for text in texts)
+    accepted = sum(at.accepted for text in texts for at in at_positions(text, num_draft_tokens, verifier))
     return 1 + accepted / rounds, sum(map(len, texts)) / rounds
 
 

@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 from rich.progress import track
 
+from configs.bad_rows import BadRows
 from configs.errors import UserError
 from configs.files import read_json, sha256, without_local_paths, write_json, write_text
 from configs.provenance import provenance
@@ -18,7 +19,6 @@ from configs.reader import differing_keys
 from configs.records import read_records, write_parquet
 from decode.chat import render_prompt
 from decode.compiled import uncompiled
-from decode.conversations import to_messages
 from decode.drafts.contract import Draft
 from decode.drafts.kinds import draft_revision, load_draft
 from decode.generation import Settings
@@ -31,7 +31,7 @@ from eval.eval_options import EvalOptions
 from eval.latency import fastest_threads, profile
 from eval.live import PromptRun, run_prompt
 from eval.markdown import to_markdown
-from eval.overlap import training_overlap
+from eval.overlap import row_texts, training_overlap
 from eval.page import to_html
 from eval.plots import plot_lengths, plot_positions, plot_round
 from eval.record import keep_record
@@ -51,21 +51,31 @@ def measure(options: EvalOptions, out: Path) -> Report:
     the same measurement is read back. Raises UserError for a bad suite or pair, and for an OUT that holds another
     measurement.
     """
-    options.settings()  # refuses bad values before anything is loaded
+    _swept(options.settings(), options)  # refuses bad values before anything is loaded
     costs = read_costs(options.latency_profile) if options.latency_profile else None
+    if costs and options.num_draft_tokens != "auto" and options.num_draft_tokens + 1 not in costs.v:
+        raise UserError(
+            f"{options.latency_profile}: verifying was timed for up to {max(costs.v)} tokens; "
+            f"γ = {options.num_draft_tokens} needs {options.num_draft_tokens + 1}"
+        )
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; name a folder as --out")
     prompts = stratified(read_suite(options.suite, options.suite_split, options.suite_subset), options.max_prompts)
     target = load_model(options.target, options.dtype, options.device)
     target = replace(target, template_arguments=options.template_argument)
     draft = load_draft(target, options.draft, options.dtype, options.device)
+    if options.compile and any(prompt.later_turns for prompt in prompts):
+        raise UserError("compile has no room for the later turns of a chat; leave it out")
+    revision = draft_revision(options.draft)
+    profiled_threads = _profiled_threads(options, target, revision)
+    options = options.model_copy(update={"threads": options.threads or profiled_threads})
     decoding = options.settings(target, costs)
-    described = options.model_dump(mode="json", exclude={"threads", "record", "training_data"}) | {
+    described = options.model_dump(mode="json", exclude={"threads", "record"}) | {
         "verifier": decoding.chosen_verifier,
         "latency_profile_sha256": sha256(options.latency_profile) if options.latency_profile else None,
         "suite_fingerprint": fingerprint(prompts),
         "target_revision": target.revision,
-        "draft_revision": draft_revision(options.draft),
+        "draft_revision": revision,
         "fitted_draft_temperatures": {f"{t:g}": value for t, value in draft.temperatures.items()},
         "run_dtype": str(target.model.dtype).removeprefix("torch."),
     }
@@ -96,7 +106,9 @@ def _run(
     prompt_ids = [_checked_ids(target, prompt) for prompt in prompts]
     warm_up = min(prompt_ids, key=len)
     known = under_way.profiled
-    threads = options.threads or (known.threads if known else fastest_threads(target.model, warm_up, decoding))
+    if known and options.threads not in (0, known.threads):
+        raise UserError(f"--threads {options.threads}: this measurement began with {known.threads}; name another --out")
+    threads = known.threads if known else options.threads or fastest_threads(target.model, warm_up, decoding)
     if target.model.device.type == "cpu":
         torch.set_num_threads(threads)
     gamma = AUTO_PROFILE_LENGTH if options.num_draft_tokens == "auto" else options.num_draft_tokens
@@ -117,8 +129,7 @@ def _run(
     if not any(run.trace.rounds for run in runs):
         raise UserError("every answer ended with its first token, so there is nothing to measure; use other prompts")
     few = prompt_ids[: options.sweep_prompts]
-    lengths = [at_length(decoding, length) for length in options.sweep_lengths]
-    temperatures = [at_temperature(decoding, temperature) for temperature in options.sweep_temperatures]
+    lengths, temperatures = _swept(decoding, options)
     return Measured(
         lengths=sweep(target, draft, few, lengths, under_way.folder / "lengths.jsonl"),
         temperatures=sweep(target, draft, few, temperatures, under_way.folder / "temperatures.jsonl"),
@@ -146,6 +157,29 @@ def _replay(target: Loaded, draft: Draft[Any], run: PromptRun, settings: Setting
     drafted = draft.replayed(text, reader.tapped, places, longest)
     q = (settings.draft_law(law, draft.temperatures)(logits, read)[0] for logits in drafted)
     return replay_text(p, q, text[0, places + 1], ended=emitted[-1] in target.eos_ids)
+
+
+def _swept(decoding: Settings, options: EvalOptions) -> tuple[list[Settings], list[Settings]]:
+    """The settings of the sweeps over lengths and temperatures. Raises UserError for what makes no sense."""
+    lengths = [at_length(decoding, length) for length in options.sweep_lengths]
+    return lengths, [at_temperature(decoding, temperature) for temperature in options.sweep_temperatures]
+
+
+def _profiled_threads(options: EvalOptions, target: Loaded, revision: str) -> int:
+    """The thread count of the latency profile that is asked for, 0 without one.
+
+    Raises UserError for a profile of another target, draft or dtype, or of other threads than are asked for.
+    """
+    if options.latency_profile is None:
+        return 0
+    said = read_json(options.latency_profile).get("settings", {})
+    run_dtype = str(target.model.dtype).removeprefix("torch.")
+    ours: dict[str, Any] = {"target_revision": target.revision, "run_dtype": run_dtype, "draft_revision": revision}
+    ours |= {"threads": options.threads} if options.threads else {}
+    different = [name for name, value in ours.items() if said.get(name) not in (None, value)]
+    if different:
+        raise UserError(f"{options.latency_profile}: a latency profile of another {', '.join(different)}")
+    return int(said.get("threads") or 0)
 
 
 def _turns(target: Loaded, prompt: Prompt, under_way: UnderWay) -> Iterator[tuple[Prompt, list[int]]]:
@@ -202,15 +236,17 @@ def _training(draft: str) -> dict[str, Any] | None:
 
 
 def _overlap(prompts: Sequence[Prompt], options: EvalOptions) -> Overlap | None:
-    """With the rows named, else with those that the draft's training.json names, if they are still there."""
+    """With the rows named, else with those that the draft's training.json names, if the same are still there."""
     path = options.training_data
     said = Path(options.draft) / "training.json"
     if path is None and said.is_file():
-        named = read_json(said).get("config", {}).get("data", {}).get("answers")
-        path = Path(named) if named and Path(named).is_file() else None
+        training = read_json(said)
+        named = Path(training.get("config", {}).get("data", {}).get("answers", ""))
+        if named.is_file() and sha256(named) == training.get("data_sha256"):
+            path = named
     if path is None:
         return None
-    return training_overlap(prompts, (to_messages(row) for _, row in read_records(path)))
+    return training_overlap(prompts, (row_texts(row) for _, row in read_records(path, BadRows("skip"))))
 
 
 def _write(report: Report, runs: Sequence[PromptRun], out: Path) -> None:

@@ -114,7 +114,8 @@ class Sample(BaseModel):
 
 
 class Overlap(BaseModel):
-    """Prompts of the suite that share a run of `words` words with a row that the draft was trained on."""
+    """Prompts of the suite that share `words` words in a row with a row that the draft was trained on, or are a shorter
+    text of one."""
 
     words: int
     training_rows: int

@@ -19,15 +19,18 @@ class Timed:
     tokens: int
 
 
-def speedup(plain: Sequence[Timed], other: Sequence[Timed]) -> float:
-    """Σ plain time ÷ Σ other time over the same prompts, per token where the answers differ in length."""
-    return float(_speedup(_columns(plain, other).sum(0)))
+def speedup(plain: Sequence[Timed], other: Sequence[Timed]) -> float | None:
+    """Σ plain time ÷ Σ other time over the same prompts, per token where the answers differ in length.
+
+    Prompts without tokens in either arm do not count; None where no prompt is left.
+    """
+    columns = _columns(plain, other)
+    return float(_speedup(columns.sum(0))) if len(columns) else None
 
 
 def speedup_interval(plain: Sequence[Timed], other: Sequence[Timed]) -> Interval | None:
     """95 % interval of `speedup`: paired bootstrap over prompts. None for too few."""
-    timed = [(a, b) for a, b in zip(plain, other, strict=True) if a.tokens and b.tokens]
-    sums = resampled(_columns([a for a, _ in timed], [b for _, b in timed])) if timed else None
+    sums = resampled(_columns(plain, other))
     return None if sums is None else interval(_speedup(sums))
 
 
@@ -64,7 +67,7 @@ def interval(values: np.ndarray) -> Interval:
 
 
 def _columns(plain: Sequence[Timed], other: Sequence[Timed]) -> np.ndarray:
-    pairs = zip(plain, other, strict=True)
+    pairs = [(a, b) for a, b in zip(plain, other, strict=True) if a.tokens and b.tokens]
     return np.array([(a.seconds, a.tokens, b.seconds, b.tokens) for a, b in pairs], dtype=float)
 
 

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from configs.bad_rows import BadRows
 from configs.errors import UserError
 from configs.records import read_records
-from decode.conversations import Message, to_messages
+from decode.conversations import SAID, Message, to_messages
 from eval.sources import source_records
 
 IDS = ("id", "question_id", "prompt_id", "task_id")
@@ -91,12 +91,14 @@ def _prompts(source: str, rows: Iterable[tuple[str, dict[str, Any]]], bad: BadRo
     for where, row in rows:
         try:
             prompt = _prompt(row, where)
-            if prompt.id in seen:
-                raise UserError(f"id {prompt.id!r} stands already at {seen[prompt.id]}")
+            ids = [prompt.id, *(f"{prompt.id}/{turn}" for turn in range(2, 2 + len(prompt.later_turns)))]
+            taken = next((identity for identity in ids if identity in seen), None)
+            if taken:
+                raise UserError(f"id {taken!r} stands already at {seen[taken]}")
         except UserError as error:
             bad.refuse(where, str(error))
             continue
-        seen[prompt.id] = where
+        seen |= dict.fromkeys(ids, where)
         prompts.append(prompt)
     if not prompts:
         raise UserError("; ".join([f"{source}: no rows in it", *bad.lines()]))
@@ -126,16 +128,20 @@ def _prompt(row: dict[str, Any], where: str) -> Prompt:
     text = "\n".join(f"{turn['role']}: {turn['content']}" for turn in messages)
     named = next((str(row[name]) for name in IDS if row.get(name) is not None), None)
     identity = named or hashlib.sha256(text.encode()).hexdigest()[:12]
-    return Prompt(identity, str(row.get("category", "all")), tuple(messages), where, tuple(tools), later)
+    return Prompt(identity, str(row.get("category") or "all"), tuple(messages), where, tuple(tools), later)
 
 
 def _turns(row: dict[str, Any]) -> tuple[list[Message], tuple[str, ...]]:
-    """The chat of a row, and the user turns after it."""
-    turns = row.get("turns", row.get("prompt"))
-    if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
-        if "turns" in row:
-            raise UserError(f"turns: expected a list of texts, got {type(turns).__name__}")
-        return to_messages(row), ()
-    if not turns:
-        raise UserError("turns: expected at least one text")
+    """The chat of a row, and the user turns after it. An answer in a column of its own is not looked at."""
+    turns = row.get("turns")
+    if turns is None:
+        turns = row.get("prompt")
+        if not _are_texts(turns):
+            return to_messages({name: value for name, value in row.items() if name not in SAID}), ()
+    if not _are_texts(turns):
+        raise UserError("turns: expected a list of texts, at least one")
     return [{"role": "user", "content": turns[0]}], tuple(turns[1:])
+
+
+def _are_texts(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)

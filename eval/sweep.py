@@ -47,13 +47,12 @@ def _point(target: Loaded, draft: Draft[Any], prompts: Sequence[list[int]], sett
     runs = [run_pair(target, draft, ids, settings, plain_first=i % 2 == 0) for i, ids in enumerate(prompts)]
     plain = [arm.decode for arm, _ in runs]
     drafted = [Timed(answer.decode_s, max(0, len(answer.token_ids) - 1)) for _, answer in runs]
-    says = any(timed.tokens for timed in plain) and any(timed.tokens for timed in drafted)
     gamma = settings.num_draft_tokens
     return SweepPoint(
         num_draft_tokens=gamma if isinstance(gamma, int) else None,
         temperature=settings.law.temperature,
         prompts=len(prompts),
         tau=Tally.of([done for _, answer in runs for done in answer.rounds]).tau,
-        speedup_decode=speedup(plain, drafted) if says else None,
-        speedup_decode_ci=speedup_interval(plain, drafted) if says else None,
+        speedup_decode=speedup(plain, drafted),
+        speedup_decode_ci=speedup_interval(plain, drafted),
     )

@@ -39,10 +39,13 @@ def main() -> None:
     table = Table("draft", "T", "γ", "τ replayed", "τ decoded", "predicted", "measured", "error")
     for draft in sys.argv[1:]:
         name = draft.replace("/", "-")
-        profile = OUT / f"{name}.json"
-        if not profile.exists():
-            draftsmith("profile", "--target", TARGET, "--draft", draft, "--longest", 9, "--out", profile)
         for temperature in TEMPERATURES:
+            profile = OUT / f"{name}-t{temperature}.json"
+            if not (ROOT / profile).exists():
+                draftsmith(
+                    "profile", "--target", TARGET, "--draft", draft, "--temperature", temperature, "--longest", 9,
+                    "--out", profile,
+                )  # fmt: skip
             for length in LENGTHS:
                 out = OUT / f"{name}-t{temperature}-{length}"
                 draftsmith(

@@ -231,6 +231,13 @@ def test_self_written_prompts_of_another_run_are_not_taken_up(target, tmp_path):
         write_answers(target, settings, seed=99)
 
 
+def test_prompts_with_the_ids_of_self_written_ones_are_refused(target, tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"id": "self-000000", "prompt": "Who?"}) + "\n")
+    with pytest.raises(UserError, match="self-000000"):
+        write_answers(target, settings_for(tmp_path, prompts=str(path), self_prompts=2), seed=0)
+
+
 def test_prompts_that_cannot_be_answered_are_skipped_when_asked(target, tmp_path, capsys):
     path = tmp_path / "long.jsonl"
     path.write_text('{"prompt": "Who?"}\n' + json.dumps({"prompt": "long " * 300}) + "\n")

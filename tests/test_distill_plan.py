@@ -75,7 +75,7 @@ def test_a_draft_that_costs_too_much_is_advised_against_before_any_training():
     assert found.verdict.startswith("do not speculate")
     found = make_plan(profile_of(small=0.05), {"small": 0.05}, {}, 10**6)
     assert found.speculate is False
-    assert "at most" in found.verdict
+    assert "no shape can reach" in found.verdict
 
 
 def test_without_pilots_a_cheap_draft_is_neither_promised_nor_refused():
@@ -92,8 +92,12 @@ def test_a_pilot_decides():
     assert good.speculate is True
     assert good.candidates[0].speedup.low > 1
     assert good.verdict.startswith("speculate: cheap, γ = ")
-    bad = make_plan(profile, {}, {"cheap": expecting(0.02, 0.05, 0.1)}, 10**6)
-    assert bad.speculate is False
+    hopeless = expecting(0.02, 0.05, 0.1)
+    one_bad = make_plan(profile, {}, {"cheap": hopeless}, 10**6)
+    assert one_bad.speculate is None
+    assert one_bad.verdict.endswith("untried: dear")
+    all_bad = make_plan(profile, {}, {"cheap": hopeless, "dear": hopeless}, 10**6)
+    assert all_bad.speculate is False
     unsure = make_plan(profile, {}, {"cheap": expecting(0.05, 0.4, 0.7)}, 10**6)
     assert unsure.speculate is None
     assert "too close" in unsure.verdict
@@ -103,6 +107,8 @@ def test_rows_at_once_make_verifying_dearer_and_speculation_worth_less():
     profile = profile_of({8: latency(scale=0.4)}, cheap=0.05)
     found = make_plan(profile, {}, {"cheap": expecting(0.6, 0.65, 0.7)}, 10**6)
     assert found.by_batch[8].speedup.middle < found.by_batch[1].speedup.middle
+    served = make_plan(profile, {}, {"cheap": expecting(0.6, 0.65, 0.7)}, 10**6, batch_rows=8)
+    assert served.candidates[0] == found.by_batch[8]
 
 
 def test_hours_and_disk_follow_the_budget():
@@ -150,3 +156,7 @@ def test_what_a_plan_needs_is_asked_for(tmp_path, answers, tiny_target):
         plan(tmp_path, target=str(tiny_target), pilots=1)
     with pytest.raises(UserError, match="no such profile"):
         plan(tmp_path, profile=tmp_path / "p.json")
+    with pytest.raises(UserError, match="--batch, --context: no effect with --profile"):
+        plan(tmp_path, profile=tmp_path / "p.json", batch="4", context=64)
+    with pytest.raises(UserError, match="--target has no effect with --profile"):
+        plan(tmp_path, profile=tmp_path / "p.json", target=str(tiny_target))

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from configs.errors import UserError
+from decode.laws import Law
 from decode.length import read_costs
 from decode.models import load_model
 from distill.profiling import measure_profile, usual_shapes
@@ -27,7 +28,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module")
 def found(target):
-    return measure_profile(target, None, SHAPES, 24, [1, 4], longest=6, threads=1, settings={"target": "t"})
+    return measure_profile(target, None, SHAPES, Law(0.0), 24, [1, 4], longest=6, threads=1, settings={"target": "t"})
 
 
 def test_every_shape_width_and_batch_has_its_cost_with_an_interval(found):
@@ -68,6 +69,15 @@ def test_the_usual_shapes_are_those_that_the_target_can_have(target):
     assert not any("head 4096" in name for name in shapes)  # a vocabulary of 320 has no such head
     assert "lm, 2 layers, whole head" in shapes
     assert not any("4 layers" in name for name in shapes)  # the target has three
+
+
+def test_a_shape_that_this_target_cannot_have_is_left_out_by_name(target, capsys):
+    shapes = {"wide head": DraftSettings(kind="lm", vocabulary=99_999), "lm": DraftSettings(kind="lm")}
+    found = measure_profile(target, None, shapes, Law(1.0), 16, [1], longest=4, threads=1, settings={})
+    assert [shape.name for shape in found.shapes] == ["lm"]
+    assert "wide head: left out" in capsys.readouterr().err
+    with pytest.raises(UserError, match="no usual shape"):
+        measure_profile(target, None, {"w": shapes["wide head"]}, Law(1.0), 16, [1], 4, 1, {})
 
 
 def test_the_verb_writes_the_profile_of_a_draft(tiny_target, tiny_draft, tmp_path, capsys):

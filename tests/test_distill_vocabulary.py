@@ -58,12 +58,12 @@ def test_ceilings_are_the_mass_inside_the_cut_and_the_share_of_best_tokens():
     target = make_llama(300, layers=2, seed=0)
     row = Row([5, 9, 30, 41, 90, 7, 2], [False, False, True, True, True, True, True])
     whole = torch.arange(300)
-    found = ceilings(Teacher(target), [row], [KEPT, whole], torch.device("cpu"))
+    found = ceilings(Teacher(target), [row], [KEPT, whole], torch.device("cpu"), Law(1.0))
     p = target(torch.tensor([row.ids])).logits[0, 1:-1].softmax(-1)
-    assert found[0].alpha_t1 == pytest.approx(p[:, KEPT].sum(-1).mean().item(), rel=1e-5)
-    assert found[0].alpha_t0 == pytest.approx(sum(int(best) in KEPT for best in p.argmax(-1)) / 5)
+    assert found[0].alpha_sampled == pytest.approx(p[:, KEPT].sum(-1).mean().item(), rel=1e-5)
+    assert found[0].alpha_greedy == pytest.approx(sum(int(best) in KEPT for best in p.argmax(-1)) / 5)
     assert found[0].coverage == pytest.approx(4 / 5)
-    assert (found[1].alpha_t1, found[1].alpha_t0) == (pytest.approx(1.0), 1.0)
+    assert (found[1].alpha_sampled, found[1].alpha_greedy) == (pytest.approx(1.0), 1.0)
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,16 @@ def test_few_prompts_have_no_interval_and_a_failed_certificate_no_speedup():
     assert all(change.difference_ci is None for change in changes)
 
 
+def test_prompts_that_say_nothing_are_left_out():
+    empty = prompt(9, 1.0, rounds=0).model_copy(update={"emitted": 0, "overlap": 0.0, "places": 0})
+    empty.speculative.tokens = empty.plain.tokens = 1
+    rows = [*(prompt(i, 1.0) for i in range(4)), *(empty.model_copy(update={"id": f"e{i}"}) for i in range(4))]
+    for change in compare(report(rows), report(rows)):
+        assert change.before == change.after
+        assert change.difference_ci is None  # four prompts are too few
+    assert compare(report([empty]), report([empty])) == []
+
+
 def test_reports_of_other_prompts_or_laws_are_not_compared():
     one = report([prompt(0, 1.0), prompt(1, 1.0)])
     for other in (report([prompt(0, 1.0)]), report([prompt(0, 1.0), prompt(2, 1.0)])):

@@ -65,6 +65,14 @@ def test_a_run_that_went_as_foreseen_has_no_gap():
     assert factors == pytest.approx([1.0] * 6)
 
 
+def test_a_text_that_ends_at_the_limit_leaves_no_gap_in_acceptance():
+    """Nine tokens in rounds of two: the last one is a plain step, since a limit's last token is never drafted."""
+    texts, costs = [constant(1.0, 9)], Costs(c=0.25, o=0.125, v={1: 1.0, 2: 1.125})
+    rounds = [*[round_of(1, 1, 1, 0.25, 1.125, 1.5)] * 4, round_of(0, 0, 1, 0.0, 1.0, 1.1)]
+    gap = explain(1.2, 1.2, rounds, texts, 1, "token", costs, plain_step_s=1.0)
+    assert (gap.acceptance, gap.truncation) == (pytest.approx(1.0), pytest.approx(1.0))
+
+
 def test_memory_and_arithmetic_counted_by_hand():
     target = make_llama(vocabulary=120, layers=3, seed=0)
     config = target.config
@@ -74,8 +82,8 @@ def test_memory_and_arithmetic_counted_by_hand():
     assert kv_bytes_per_token(target) == 2 * 3 * kv * 4
     draft = build_lm_draft(target, (0,))
     assert flop_per_token(draft) == 2 * (layer + 120 * D)
-    found = footprint(target, draft, Tally(rounds=10, drafted=20, accepted=8, emitted=18))
-    expected = (30 * flop_per_token(target) + 28 * flop_per_token(draft)) / 18 / 1e9
+    found = footprint(target, draft, Tally(rounds=10, drafted=20, accepted=8, emitted=18), rereads=False)
+    expected = (30 * flop_per_token(target) + 20 * flop_per_token(draft)) / 18 / 1e9
     assert found.speculative_gflop_per_token == pytest.approx(expected)
     assert found.draft_gib == pytest.approx(sum(w.numel() for w in draft.parameters()) * 4 / 2**30)
 

@@ -26,6 +26,7 @@ from eval.assembly import _without_repeats
 from eval.certificate import certify, divergences, first_difference
 from eval.live import Arm, PromptRun, hf_arm, run_prompt
 from eval.measure import measure, summary_rows
+from eval.overlap import row_texts, training_overlap
 from eval.report import Report
 from eval.stats import speedup
 from eval.suites import Prompt
@@ -86,9 +87,47 @@ def test_plots_and_tables_lie_beside_it_and_the_draft_takes_a_copy_along(measure
 
 def test_the_same_measurement_is_read_back_and_another_one_is_refused(measured, tiny_target, short_suite):
     report, out, draft = measured
-    assert measure(settings_for(tiny_target, draft, suite=short_suite, **SWEEPS), out) == report
+    same = {"suite": short_suite, "training_data": out.parent / "trained_on.jsonl", **SWEEPS}
+    assert measure(settings_for(tiny_target, draft, **same), out) == report
     with pytest.raises(UserError, match=r"another measurement.*temperature"):
-        measure(settings_for(tiny_target, draft, suite=short_suite, temperature=1.0, **SWEEPS), out)
+        measure(settings_for(tiny_target, draft, temperature=1.0, **same), out)
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_is(
+    measured, tiny_target, tiny_draft, short_suite, tmp_path
+):
+    _, out, _ = measured
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"latency": {"c": 0.1, "o": 0.1, "verify_by_width": {"1": 1, "2": 1.1}}}))
+    turns = tmp_path / "turns.jsonl"
+    turns.write_text(json.dumps({"turns": ["a?", "b?"]}) + "\n")
+    for words, changes in {
+        "needs 4": {"latency_profile": profile},
+        "sweep_lengths 0": {"sweep_lengths": (0,)},
+        "temperature -1": {"sweep_temperatures": (-1.0,)},
+        "another.*draft_revision": {"latency_profile": out / "report.json", "draft": str(tiny_target)},
+        "later turns": {"compile": True, "suite": str(turns)},
+    }.items():
+        settings = settings_for(tiny_target, tiny_draft, suite=short_suite).model_copy(update=changes)
+        with pytest.raises(UserError, match=words):
+            measure(settings, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+def test_rows_of_any_kind_are_looked_at_for_overlap_and_system_turns_are_not(tmp_path):
+    long = "one two three four five six seven eight nine"
+    rows = [{"text": f"Before it: {long}."}, {"messages": "none"}, {"messages": [
+        {"role": "system", "content": "You answer in verse and never say a word too much."},
+        {"role": "user", "content": "Hello."}, {"role": "assistant", "content": ""}]}]  # fmt: skip
+    system = {"role": "system", "content": rows[2]["messages"][0]["content"]}
+    prompts = [
+        Prompt("long", "a", ({"role": "user", "content": long.upper()},), ""),
+        Prompt("system", "a", (system, {"role": "user", "content": "Who?"}), ""),
+        Prompt("later", "a", ({"role": "user", "content": "Who?"},), "", later_turns=(long,)),
+        Prompt("hello", "a", ({"role": "user", "content": "Hello."},), ""),
+    ]
+    found = training_overlap(prompts, map(row_texts, rows))
+    assert (found.training_rows, found.prompts) == (3, ["long", "later"])
 
 
 def test_every_headline_comes_back_out_of_the_figures_of_its_prompts(measured):

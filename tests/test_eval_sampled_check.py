@@ -8,7 +8,7 @@ from decode.drafts.lm import LMDraft
 from decode.generation import Settings
 from decode.laws import Law
 from decode.models import load_model
-from decode.verify import VERIFIERS
+from decode.verify import VERIFIERS, verify_by_token
 from distill.build import build_eagle3_draft, build_lm_draft
 from eval.sampled_check import _tree, check_sampling, p_value
 
@@ -32,8 +32,8 @@ PROMPTS = {"a": [5, 9, 30], "b": [7, 8]}
 @pytest.mark.parametrize("kind", ["lm", "eagle3"])
 @pytest.mark.parametrize("verifier", ["token", "block", "match"])
 def test_a_lossless_pair_passes_and_accepting_everything_would_not(target, kind, verifier):
-    settings = Settings(Law(1.0, top_p=0.95), max_new_tokens=16, verifier=verifier, seed=3)
-    found = check_sampling(target, drafts(target)[kind], PROMPTS, settings, gamma=2, samples=300)
+    settings = Settings(Law(1.0, top_p=0.95), max_new_tokens=16, num_draft_tokens=2, verifier=verifier, seed=3)
+    found = check_sampling(target.model, drafts(target)[kind], PROMPTS, settings, 300, target.tokenizer)
     assert found.failures == []
     assert found.law_p_value > 1e-3 > found.control_p_value
     assert found.seed_exact_tokens > 16
@@ -47,10 +47,25 @@ def accept_all(p, q, drafted, draws, position):
 @pytest.mark.parametrize(("verifier", "said"), [("block", "target's law"), ("match", "same noise")])
 def test_a_verifier_that_accepts_everything_fails(target, monkeypatch, verifier, said):
     monkeypatch.setitem(VERIFIERS, verifier, accept_all)
-    settings = Settings(Law(1.0), max_new_tokens=16, seed=3)
-    found = check_sampling(target, drafts(target)["lm"], PROMPTS, settings, gamma=2, samples=300)
+    settings = Settings(Law(1.0), max_new_tokens=16, num_draft_tokens=2, seed=3)
+    found = check_sampling(target.model, drafts(target)["lm"], PROMPTS, settings, 300, target.tokenizer)
     assert all(said in failure for failure in found.failures)
     assert len(found.failures) == (1 if verifier == "block" else 2)
+
+
+def test_a_verifier_that_is_wrong_only_for_longer_chains_fails_too(target, monkeypatch):
+    monkeypatch.setitem(VERIFIERS, "block", lambda p, q, drafted, *rest: (
+        accept_all if drafted.shape[1] > 1 else verify_by_token)(p, q, drafted, *rest))  # fmt: skip
+    settings = Settings(Law(1.0), max_new_tokens=16, num_draft_tokens=3, seed=3)
+    found = check_sampling(target.model, drafts(target)["lm"], PROMPTS, settings, 300, target.tokenizer)
+    assert any("target's law" in failure for failure in found.failures)
+
+
+def test_a_prompt_without_room_for_short_answers_is_passed_over(target):
+    long = {"long": [5] * (target.context_tokens - 4)}
+    settings = Settings(Law(1.0), max_new_tokens=4, num_draft_tokens=3, seed=3)
+    found = check_sampling(target.model, drafts(target)["lm"], long, settings, 50, target.tokenizer)
+    assert (found.failures, found.law_samples, found.law_p_value) == ([], 0, None)
 
 
 def test_a_p_value_counts_rare_answers_together_and_impossible_ones_as_failures():

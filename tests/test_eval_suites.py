@@ -103,6 +103,20 @@ def test_the_formats_of_the_usual_benchmarks_are_read(tmp_path):
     assert all(len(p.messages) == 1 for p in found.values())
 
 
+def test_columns_without_a_use_do_not_stand_in_the_way(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "2+2?", "answer": 4, "turns": null, "category": null}\n')
+    (prompt,) = read_suite(str(path))
+    assert (prompt.messages[0]["content"], prompt.category) == ("2+2?", "all")
+
+
+def test_the_id_of_a_later_turn_is_taken(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"id": "a", "turns": ["x", "y"]}\n{"id": "a/2", "prompt": "z"}\n')
+    with pytest.raises(UserError, match=r"p.jsonl:2: id 'a/2' stands already at .*p.jsonl:1"):
+        read_suite(str(path))
+
+
 def test_a_later_turn_follows_the_answer_to_the_one_before(tmp_path):
     path = tmp_path / "turns.jsonl"
     path.write_text(json.dumps({"id": "a/2", "turns": ["One?", "Two?", "Three?"]}) + "\n")

@@ -20,15 +20,17 @@ from decode.laws import Law
 
 @dataclass
 class Eagle3State:
-    """The committed text [B, L], its features that no entry has read yet, and the keys of entries with true ones.
+    """The committed text [B, L], its features that no entry has read yet, the keys of entries with true ones, and the
+    draft's hidden state [B, 1, D] of the last of these.
 
     The keys of a drafted chain are not kept: committed tokens are read again, with the target's own features.
     """
 
     text: Tensor
     unread: Tensor
-    past: KeysValues | None
     clock: Clock
+    past: KeysValues | None = None
+    last: Tensor | None = None
 
     def clone(self) -> "Eagle3State":
         return replace(self)
@@ -58,14 +60,16 @@ class Eagle3Draft:
 
     def start(self, text: Tensor, hidden: Tensor | None, clock: Clock = perf_counter) -> Eagle3State:
         assert hidden is not None
-        return Eagle3State(text, hidden, None, clock)
+        state = Eagle3State(text, hidden, clock)
+        self._read_committed(state)
+        return state
 
     def propose(self, state: Eagle3State, num_tokens: int, law: Law, draws: Draws) -> Proposal:
         text, laws, forward_s = state.text, [], 0.0
         began = state.clock()
-        hidden, state.past = self._read_committed(state)
-        state.unread = state.unread[:, :0]
-        chain: KeysValues = state.past
+        self._read_committed(state)
+        hidden, chain = state.last, state.past
+        assert hidden is not None
         for step in range(num_tokens):
             if step:
                 began = state.clock()
@@ -93,12 +97,16 @@ class Eagle3Draft:
         for j, out in enumerate(found):
             yield self.align(self.model.logits(out[:, (places - 1 - j).clamp(min=0)]))
 
-    def _read_committed(self, state: Eagle3State) -> tuple[Tensor, KeysValues]:
-        """Read the committed tokens that are new, and return the hidden state [B, 1, D] of the last."""
+    def _read_committed(self, state: Eagle3State) -> None:
+        """Read the committed tokens that are new."""
         T, L = state.unread.shape[1], state.text.shape[1] - 1
+        if T == 0:
+            return
         positions = torch.arange(L - T, L, device=state.text.device).unsqueeze(0)
         features = self.model.fc(state.unread.to(self.model.dtype))
-        return self.model(self._embedded(state.text[:, -T:]), features, positions, state.past, first=T - 1)
+        embedded = self._embedded(state.text[:, -T:])
+        state.last, state.past = self.model(embedded, features, positions, state.past, first=T - 1)
+        state.unread = state.unread[:, :0]
 
     def _embedded(self, ids: Tensor) -> Tensor:
         """The target's embeddings, in the draft's dtype, which may be another in training."""

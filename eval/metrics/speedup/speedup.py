@@ -15,7 +15,7 @@ Args:
     references: seconds that plain decoding took for the same prompts.
     prediction_tokens, reference_tokens: their tokens; left out where they are equal.
 Returns:
-    speedup: S.
+    speedup: S; None where no prompt has a token.
     speedup_ci: [low, high]; None below five prompts.
 """
 
