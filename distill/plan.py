@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from pydantic import BaseModel
+from scipy.special import expit, logit
 from scipy.stats import t as student_t
 
 from decode.length import Costs
@@ -94,20 +95,20 @@ def break_even(costs: Costs, acceptance: Acceptance) -> float | None:
 
 
 def extrapolate(points: Sequence[tuple[float, float]], tokens: float, ceiling: float) -> Range:
-    """α after `tokens` from measured (tokens, α): a line over log tokens by least squares, with its 95 % interval.
+    """α after `tokens` from measured (tokens, α): a line of its log-odds over log tokens, with a 95 % interval.
 
-    The interval is that of a new observation, so it grows with the distance from the measured points. It ends at 0 and
-    at the head's `ceiling`.
+    By least squares; the interval is that of a new observation, so it grows with the distance from the measured points.
+    It ends at the head's `ceiling`.
     """
     assert len(points) >= 3, "a line with an interval needs three points"
-    x, y = np.log([n for n, _ in points]), np.array([alpha for _, alpha in points])
+    x = np.log([n for n, _ in points])
+    y = logit(np.clip([alpha for _, alpha in points], 1e-4, 1 - 1e-4))
     slope, start = np.polyfit(x, y, 1)
-    left = y - (start + slope * x)
-    free = len(points) - 2
+    left, free = y - (start + slope * x), len(points) - 2
     at = math.log(tokens) - x.mean()
     error = math.sqrt(float(left @ left) / free * (1 + 1 / len(x) + at**2 / float(((x - x.mean()) ** 2).sum())))
     middle, reach = start + slope * math.log(tokens), error * float(student_t.ppf((1 + CONFIDENCE) / 2, free))
-    low, middle, high = (float(min(max(value, 0.0), ceiling)) for value in (middle - reach, middle, middle + reach))
+    low, middle, high = (min(float(expit(odds)), ceiling) for odds in (middle - reach, middle, middle + reach))
     return Range(low=low, middle=middle, high=high)
 
 

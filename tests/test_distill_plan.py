@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.special import expit
 
 from configs.errors import UserError
 from decode.length import Costs
@@ -56,14 +57,17 @@ def test_the_best_length_is_that_of_a_scan_and_break_even_gives_a_speed_up_of_on
 
 
 def test_a_line_over_log_tokens_is_continued_with_an_honest_interval():
-    exact = [(n, 0.1 + 0.05 * math.log(n)) for n in (100, 300, 900, 2700)]
+    def odds(tokens):
+        return -4 + 0.4 * math.log(tokens)
+
+    exact = [(n, expit(odds(n))) for n in (100, 300, 900, 2700)]
     found = extrapolate(exact, 10_000, 1.0)
-    assert (found.low, found.middle, found.high) == pytest.approx([0.1 + 0.05 * math.log(10_000)] * 3)
+    assert (found.low, found.middle, found.high) == pytest.approx([expit(odds(10_000))] * 3)
     assert extrapolate(exact, 10_000, 0.4).high == 0.4
     draws, inside = np.random.default_rng(0), 0
     for _ in range(400):
-        noisy = [(n, alpha + draws.normal(0, 0.01)) for n, alpha in exact]
-        truth = 0.1 + 0.05 * math.log(10_000) + draws.normal(0, 0.01)
+        noisy = [(n, expit(odds(n) + draws.normal(0, 0.05))) for n, _ in exact]
+        truth = expit(odds(10_000) + draws.normal(0, 0.05))
         one = extrapolate(noisy, 10_000, 1.0)
         inside += one.low <= truth <= one.high
     assert 0.92 <= inside / 400 <= 0.98
