@@ -208,36 +208,34 @@ def _certificate(report: Report) -> str:
         [f"float32 greedy equals plain, {c.fp32_prompts} prompts, {c.fp32_tokens} tokens",
          f"{c.fp32_equal_prompts} equal, {c.fp32_near_ties} near-ties (gap < {c.near_tie_bound:g})",
          not c.fp32_failures],
-        [f"run dtype: {c.run_dtype_tokens} emitted tokens against one plain forward",
-         f"{c.run_dtype_not_best} not the best, largest gap {c.run_dtype_largest_gap:.3f}", not c.run_dtype_failures],
         ["tokens after a stop", c.tokens_after_stop, c.tokens_after_stop == 0],
     ]  # fmt: skip
     if c.sampled:
         rows += _sampled_rows(c.sampled)
+    else:
+        found = f"{c.run_dtype_not_best} not the best, largest gap {c.run_dtype_largest_gap:.3f}"
+        checked = f"run dtype: {c.run_dtype_tokens} emitted tokens against one plain forward"
+        rows += [[checked, found, not c.run_dtype_failures]]
     sampled_failures = c.sampled.failures if c.sampled else []
     failures = "".join(f"\n- {failure}" for failure in [*c.fp32_failures, *c.run_dtype_failures, *sampled_failures])
     verdict = "passed" if c.passed else "FAILED"
     body = table(["check", "found", "passes"], [[*row[:2], "yes" if row[2] else "NO"] for row in rows])
-    different, prompts = len(report.divergences), sum(category.prompts for category in report.categories.values())
-    ties = sum(divergence.numeric_tie for divergence in report.divergences)
-    bound = max((divergence.bound for divergence in report.divergences), default=0.0)
-    return (
-        f"## Losslessness certificate: {verdict}\n\n{body}\n\nProves: {c.proves}.{failures}\n\n"
-        f"Answers that differ from the plain run in the run dtype: {different} of {prompts}"
-        + (
-            f", {ties} of them at a numeric tie (scores within {bound:.3f}).\n\n{_divergences(report)}"
-            if different
-            else "."
-        )
-    )
+    told = f"## Losslessness certificate: {verdict}\n\n{body}\n\nProves: {c.proves}.{failures}"
+    return told if c.sampled else f"{told}\n\n{_divergences(report)}"
 
 
 def _divergences(report: Report) -> str:
+    different, ties = len(report.divergences), sum(divergence.numeric_tie for divergence in report.divergences)
+    told = f"Answers that differ from the plain run in the run dtype: {different} of {len(report.prompts)}"
+    if not different:
+        return f"{told}."
+    bound = max(divergence.bound for divergence in report.divergences)
     rows = [
         [d.id, d.differs_from_plain_at, None if d.gap is None else f"{d.gap:.4f}", "yes" if d.numeric_tie else "no"]
         for d in report.divergences
     ]
-    return table(["prompt", "first other token", "gap of the scores", "numeric tie"], rows)
+    head = ["prompt", "first other token", "gap of the scores", "numeric tie"]
+    return f"{told}, {ties} of them at a numeric tie (scores within {bound:.3f}).\n\n{table(head, rows)}"
 
 
 def _sampled_rows(sampled: SampledCheck) -> list[list[Any]]:
