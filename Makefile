@@ -23,7 +23,7 @@ demo: setup  ## distil a draft for SmolLM2 and report what it is worth
 	scripts/demo.sh
 
 test: setup  ## the default suite, under ten minutes on two cores
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test-slow: setup  ## what takes minutes on its own
 	$(BIN)/python -m pytest -m slow

@@ -5,6 +5,7 @@ S(γ) = (1 + Σ_j Π_{i≤j} a_i) / (γ·c + v(γ+1) + o), with a_i the acceptan
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
@@ -13,11 +14,13 @@ from scipy.stats import t as student_t
 
 from decode.length import Costs
 from distill.logit_cache import bytes_per_token
+from distill.shape import DraftSettings
 from eval.profile_file import LatencyProfile, ShapeCost
 
 WORTH_IT = 1.1  # below this at the upper end of its interval, a draft is not worth its training
 TOP_K, TAPS = 64, 3  # of the cache whose disk is estimated
 CONFIDENCE = 0.95
+PASSES = 3  # of training over the data
 
 
 class Range(BaseModel):
@@ -44,7 +47,7 @@ class Candidate(BaseModel):
     """One shape of draft: what it costs, the most that its head allows, and what may be expected of it."""
 
     name: str
-    draft: dict[str, object]
+    draft: dict[str, Any]
     c: float
     ceiling: float
     break_even: float | None
@@ -71,15 +74,12 @@ def speedup(costs: Costs, acceptance: Sequence[float]) -> float:
     for chance in acceptance:
         kept *= chance
         tau += kept
-    return tau / (gamma * costs.c + costs.v[gamma + 1] + costs.o)
+    return tau / costs.round_cost(gamma, unread_tokens=1)
 
 
 def best_speedup(costs: Costs, acceptance: Acceptance, alpha: float) -> tuple[int, float]:
     """The γ of the largest S where a_1 is `alpha`, and that S."""
-    found = [
-        (speedup(costs, acceptance.at(alpha, gamma)), gamma) for gamma in range(1, max(costs.v))
-    ]  # fmt: skip
-    best, gamma = max(found)
+    best, gamma = max((speedup(costs, acceptance.at(alpha, gamma)), gamma) for gamma in range(1, max(costs.v)))
     return gamma, best
 
 
@@ -119,12 +119,12 @@ def unknown(ceiling: float) -> Acceptance:
 
 def make_plan(
     profile: LatencyProfile, ceilings: Mapping[str, float], piloted: Mapping[str, Acceptance], budget_tokens: int,
-    batch_rows: int = 1, passes: float = 3.0,
+    batch_rows: int = 1,
 ) -> Plan:  # fmt: skip
     """The advice is for `batch_rows` rows at once.
 
     `ceilings` are the largest α of each shape's head (1 where nothing is known), `piloted` what pilots promise. The
-    budget is of supervised tokens of data; training reads them `passes` times.
+    budget is of supervised tokens of data; training reads them `PASSES` times.
     """
     batches = {1: profile.latency, **profile.batches}
     by_batch: dict[int, list[Candidate]] = {}
@@ -136,7 +136,7 @@ def make_plan(
             ceiling = ceilings.get(shape.name, 1.0)
             expected = piloted.get(shape.name) or unknown(ceiling)
             by_batch[batch].append(
-                _candidate(profile, shape, costs, ceiling, expected, shape.name in piloted, budget_tokens, passes)
+                _candidate(profile, shape, costs, ceiling, expected, shape.name in piloted, budget_tokens)
             )
         by_batch[batch].sort(key=_rank)
     candidates = by_batch[batch_rows]
@@ -156,20 +156,20 @@ def _rank(one: Candidate) -> tuple[bool, float]:
 
 def _candidate(
     profile: LatencyProfile, shape: ShapeCost, costs: Costs, ceiling: float, expected: Acceptance, piloted: bool,
-    tokens: int, passes: float,
+    tokens: int,
 ) -> Candidate:  # fmt: skip
     gamma, middle = best_speedup(costs, expected, expected.first.middle)
     low, high = (speedup(costs, expected.at(alpha, gamma)) for alpha in (expected.first.low, expected.first.high))
-    steps = int(str(shape.draft.get("unroll_steps", 3))) if shape.draft.get("kind") == "eagle3" else 1
+    draft = DraftSettings.model_validate(shape.draft)
+    steps, taps = (draft.unroll_steps, TAPS) if draft.kind == "eagle3" else (1, 0)
     facts = profile.target
     rate = facts.read_tokens_per_s * facts.flop  # operations a second, as the target reads
     seconds = tokens * (1 / facts.generated_tokens_per_s + 1 / facts.read_tokens_per_s)
-    seconds += tokens * passes * 3 * steps * shape.flop / rate
-    tapped = 2 * TAPS * facts.hidden_size if shape.draft.get("kind") == "eagle3" else 0
+    seconds += tokens * PASSES * 3 * steps * shape.flop / rate
     return Candidate(
         name=shape.name, draft=shape.draft, c=costs.c, ceiling=ceiling, break_even=break_even(costs, expected),
         num_draft_tokens=gamma, speedup=Range(low=low, middle=middle, high=high), piloted=piloted, tokens=tokens,
-        hours=seconds / 3600, disk_gib=tokens * (bytes_per_token(TOP_K, facts.vocabulary) + tapped) / 2**30,
+        hours=seconds / 3600, disk_gib=tokens * (bytes_per_token(TOP_K, facts.vocabulary) + 2 * taps * facts.hidden_size) / 2**30,
     )  # fmt: skip
 
 

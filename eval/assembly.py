@@ -175,8 +175,7 @@ def _without_repeats(runs: Sequence[PromptRun]) -> float | None:
             seconds, tokens = seconds + done.round_s * fresh / len(done.tokens), tokens + fresh
             at += len(done.tokens)
         ours.append(Timed(seconds, tokens))
-    both = [(a, b) for a, b in zip(plain, ours, strict=True) if a.tokens and b.tokens]
-    return speedup(*map(list, zip(*both, strict=True))) if both else None
+    return speedup(plain, ours)
 
 
 def _shown(interval: Interval | None) -> str:

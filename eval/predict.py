@@ -34,7 +34,7 @@ def predict(texts: Sequence[Replay], costs: Costs, verifier: str) -> list[Predic
     """S(γ) = τ(γ) / (γ·c + v(γ+1) + o) for every γ whose v was measured (Leviathan et al. 2023, theorem 3.8)."""
     found = []
     for gamma in _lengths(costs):
-        cost = gamma * costs.c + costs.v[gamma + 1] + costs.o
+        cost = costs.round_cost(gamma, unread_tokens=1)
         parts = [(float(len(text)), sum(expected_rounds(text, gamma, verifier))) for text in texts]
         expected, interval = tau(texts, gamma, verifier), ratio_interval(parts)
         found.append(

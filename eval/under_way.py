@@ -27,22 +27,21 @@ class UnderWay:
     def __init__(self, folder: Path, described: dict[str, Any]) -> None:
         self.folder = folder
         self._runs_file, self._profile_file = folder / "runs.jsonl", folder / "profile.json"
-        begun_with = folder / "settings.json"
-        if begun_with.is_file():
-            different = differing_keys(read_json(begun_with), described)
+        self._settings_file, self._described = folder / "settings.json", described
+        if self._settings_file.is_file():
+            different = differing_keys(read_json(self._settings_file), described)
             if different:
                 raise UserError(
                     f"{folder}: another measurement began here (different: {', '.join(different)}); "
                     "name another --out, or remove that folder"
                 )
-        else:
-            write_json(begun_with, described)
         self.runs = read_runs(self._runs_file)
         self.profiled = Profiled.model_validate(read_json(self._profile_file)) if self._profile_file.is_file() else None
 
     def note(self, threads: int, latency: Latency) -> None:
         """Keep the profile: what is measured after a crash is compared with the same one."""
         self.profiled = Profiled(threads=threads, latency=latency)
+        write_json(self._settings_file, self._described)
         write_json(self._profile_file, self.profiled.model_dump(mode="json"))
 
     def add(self, run: PromptRun) -> None:
