@@ -1,10 +1,10 @@
 """Short training runs of a few shapes of draft, and what they promise for a whole budget."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from configs.errors import UserError
+from configs.files import read_json
 from configs.records import whole_records
 from distill.answers import DataSettings
 from distill.claims import provenance_path
@@ -18,7 +18,7 @@ MEASUREMENTS = 6  # of a pilot: the points of its line
 def law_of(answers: Path) -> dict[str, float]:
     """The law that answers were sampled with, as their provenance file says it; T = 1 where there is none."""
     beside = provenance_path(answers)
-    said = json.loads(beside.read_text(encoding="utf-8"))["settings"] if beside.is_file() else {}
+    said = read_json(beside)["settings"] if beside.is_file() else {}
     return {name: said[name] for name in ("temperature", "top_k", "top_p") if name in said}
 
 

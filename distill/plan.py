@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
+from scipy.optimize import brentq
 from scipy.special import expit, logit
 from scipy.stats import t as student_t
 
@@ -85,13 +86,13 @@ def best_speedup(costs: Costs, acceptance: Acceptance, alpha: float) -> tuple[in
 
 def break_even(costs: Costs, acceptance: Acceptance) -> float | None:
     """The least a_1 with which some γ gives S = 1, to 1e-4; None where a_1 = 1 is not enough."""
-    if best_speedup(costs, acceptance, 1.0)[1] < 1:
+
+    def gain(alpha: float) -> float:
+        return best_speedup(costs, acceptance, alpha)[1] - 1
+
+    if gain(1.0) < 0:
         return None
-    low, high = 0.0, 1.0
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        low, high = (low, middle) if best_speedup(costs, acceptance, middle)[1] >= 1 else (middle, high)
-    return high
+    return float(brentq(gain, 0.0, 1.0, xtol=1e-4)) if gain(0.0) < 0 else 0.0
 
 
 def extrapolate(points: Sequence[tuple[float, float]], tokens: float, ceiling: float) -> Range:
@@ -166,10 +167,11 @@ def _candidate(
     rate = facts.read_tokens_per_s * facts.flop  # operations a second, as the target reads
     seconds = tokens * (1 / facts.generated_tokens_per_s + 1 / facts.read_tokens_per_s)
     seconds += tokens * PASSES * 3 * steps * shape.flop / rate
+    token_bytes = bytes_per_token(TOP_K, facts.vocabulary) + 2 * taps * facts.hidden_size
     return Candidate(
         name=shape.name, draft=shape.draft, c=costs.c, ceiling=ceiling, break_even=break_even(costs, expected),
         num_draft_tokens=gamma, speedup=Range(low=low, middle=middle, high=high), piloted=piloted, tokens=tokens,
-        hours=seconds / 3600, disk_gib=tokens * (bytes_per_token(TOP_K, facts.vocabulary) + 2 * taps * facts.hidden_size) / 2**30,
+        hours=seconds / 3600, disk_gib=tokens * token_bytes / 2**30,
     )  # fmt: skip
 
 

@@ -18,10 +18,10 @@ from eval.gap import Gap, explain
 from eval.latency import Latency
 from eval.live import PromptRun
 from eval.predict import best_length, oracle, predict
-from eval.replay import Replay, alpha, expected_rounds
+from eval.replay import Replay, alpha, tau_of
 from eval.replay import at_positions as replayed_at_positions
 from eval.replay import positions as replayed_positions
-from eval.replay import tau as replayed_tau
+from eval.replay import tau_parts as replayed_tau_parts
 from eval.report import Acceptance, Category, MeasuredCosts, Overlap, Positions, Report, SweepPoint, Verdict
 from eval.samples import samples
 from eval.stats import Interval, Timed, ratio_interval, speedup, speedup_interval
@@ -60,13 +60,14 @@ def assemble(
     predictions = predict(texts, found.costs, verifier)
     predicted = next(p.speedup for p in predictions if p.num_draft_tokens == max(gamma, 1))
     verdict = _verdict(runs, texts, lossless)
+    figures = [PromptFigures.of(run, text) for run, text in zip(runs, texts, strict=True)]
     said = lossless and not is_auto
     return Report(
         verdict=verdict,
         settings=settings,
         latency=_costs(runs, rounds, found.latency, settings["threads"]),
         positions=_positions(runs, texts, gamma, verifier),
-        acceptance=_acceptance(runs, texts, None if is_auto else gamma, verifier),
+        acceptance=_acceptance(runs, figures, texts, None if is_auto else gamma, verifier),
         other_tools=in_other_words(runs, lossless),
         predicted_speedup=predicted if said else None,
         predicted=predictions if lossless else [],
@@ -83,7 +84,7 @@ def assemble(
         certificate=found.certificate,
         divergences=list(found.divergences),
         samples=samples(runs, target.tokenizer),
-        prompts=[PromptFigures.of(run, text) for run, text in zip(runs, texts, strict=True)],
+        prompts=figures,
         provenance=provenance,
     )
 
@@ -113,19 +114,21 @@ def _verdict(runs: Sequence[PromptRun], texts: Sequence[Replay], lossless: bool)
     )  # fmt: skip
 
 
-def _acceptance(runs: Sequence[PromptRun], texts: Sequence[Replay], gamma: int | None, verifier: str) -> Acceptance:
+def _acceptance(
+    runs: Sequence[PromptRun], figures: Sequence[PromptFigures], texts: Sequence[Replay], gamma: int | None,
+    verifier: str,
+) -> Acceptance:  # fmt: skip
     """Without one γ (auto) there is no replayed τ."""
     tally = Tally.of([r for run in runs for r in run.trace.rounds])
-    figures = [PromptFigures.of(run, text) for run, text in zip(runs, texts, strict=True)]
     taus = [value for run in runs if (value := run.trace.tally.tau) is not None]
-    replayed = [(float(len(text)), sum(expected_rounds(text, gamma, verifier))) for text in texts] if gamma else []
+    replayed = replayed_tau_parts(texts, gamma, verifier) if gamma else []
     return Acceptance(
         alpha=alpha(texts),
         alpha_ci=ratio_interval(alpha_parts(figures)),
         tau=tally.tau,
         tau_ci=ratio_interval(tau_parts(figures)),
         tau_macro=sum(taus) / len(taus) if taus else None,
-        tau_replayed=replayed_tau(texts, gamma, verifier) if gamma else None,
+        tau_replayed=tau_of(replayed) if gamma else None,
         tau_replayed_ci=ratio_interval(replayed),
         accepted_share=tally.accepted_share,
         drafted_per_round=tally.drafted / tally.rounds,

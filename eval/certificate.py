@@ -19,6 +19,7 @@ from decode.models import Loaded
 from decode.stops import StopWatch
 from eval.live import PromptRun
 from eval.sampled_check import SampledCheck, check_sampling
+from eval.text import first_difference
 
 NEAR_TIE_FP32 = 1e-4
 ULPS_IN_RUN_DTYPE = 4  # two kernels, each off by one or two
@@ -111,14 +112,6 @@ def certify(
         run_dtype_largest_gap=largest_gap, run_dtype_failures=beyond, tokens_after_stop=after_stop,
         sampled=sampled, proves=_proves(settings.law, sampled),
     )  # fmt: skip
-
-
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Index of the first token that differs, a missing one included; None when equal."""
-    for i, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return i
-    return None if len(one) == len(other) else min(len(one), len(other))
 
 
 def divergences(target: Any, runs: Sequence[PromptRun], settings: Settings) -> list[Divergence]:

@@ -1,6 +1,5 @@
 """One measurement from start to end: load, profile, decode the suite, replay, certify, write."""
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -225,7 +224,7 @@ def _training(draft: str) -> dict[str, Any] | None:
     path = Path(draft) / "training.json"
     if not path.is_file():
         return None
-    training: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    training: dict[str, Any] = read_json(path)
     if "measured" not in training:
         return None
     return {
@@ -269,7 +268,7 @@ def _write(report: Report, runs: Sequence[PromptRun], out: Path) -> None:
 def _hand_to_draft(report: Report, draft: Path) -> None:
     """A draft folder made here takes its report along, without this machine's paths, and the recommended γ."""
     config_path = draft / "config.json"
-    config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
+    config = read_json(config_path) if config_path.is_file() else {}
     if "draftsmith" in config:
         config["draftsmith"]["recommended_num_draft_tokens"] = report.recommended_num_draft_tokens
         write_json(draft / "report.json", without_local_paths(report.model_dump(mode="json")))

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pydantic import BaseModel
+from scipy.optimize import brentq
 
 from decode.length import Costs
-from eval.replay import Drafted, Replay, expected_rounds, tau
+from eval.replay import Drafted, Replay, tau, tau_of, tau_parts
 from eval.stats import Interval, ratio_interval
 
 
@@ -35,8 +36,8 @@ def predict(texts: Sequence[Replay], costs: Costs, verifier: str) -> list[Predic
     found = []
     for gamma in _lengths(costs):
         cost = costs.round_cost(gamma, unread_tokens=1)
-        parts = [(float(len(text)), sum(expected_rounds(text, gamma, verifier))) for text in texts]
-        expected, interval = tau(texts, gamma, verifier), ratio_interval(parts)
+        parts = tau_parts(texts, gamma, verifier)
+        expected, interval = tau_of(parts), ratio_interval(parts)
         found.append(
             Prediction(
                 num_draft_tokens=gamma,
@@ -58,12 +59,9 @@ def break_even(num_draft_tokens: int, round_cost: float) -> float | None:
     """The a with 1 + a + ... + a^γ = the cost of a round in plain steps, to 1e-6; None above γ + 1, 0 below 1."""
     if round_cost > num_draft_tokens + 1:
         return None
-    low, high = 0.0, 1.0
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        enough = sum(middle**j for j in range(num_draft_tokens + 1)) >= round_cost
-        low, high = (low, middle) if enough else (middle, high)
-    return high if round_cost > 1 else 0.0
+    if round_cost <= 1:
+        return 0.0
+    return float(brentq(lambda a: sum(a**j for j in range(num_draft_tokens + 1)) - round_cost, 0.0, 1.0, xtol=1e-6))
 
 
 def oracle(texts: Sequence[Replay], costs: Costs) -> Oracle:

@@ -100,9 +100,18 @@ def expected_rounds(text: Replay, num_draft_tokens: int, verifier: str) -> list[
 
 def tau(texts: Sequence[Replay], num_draft_tokens: int, verifier: str) -> float:
     """τ: tokens per target pass, Σ tokens ÷ Σ expected rounds (micro)."""
-    tokens = sum(len(text) for text in texts)
-    rounds = sum(sum(expected_rounds(text, num_draft_tokens, verifier)) for text in texts)
-    return tokens / rounds if rounds else 1.0
+    return tau_of(tau_parts(texts, num_draft_tokens, verifier))
+
+
+def tau_parts(texts: Sequence[Replay], num_draft_tokens: int, verifier: str) -> list[tuple[float, float]]:
+    """Of each text its tokens and expected rounds."""
+    return [(float(len(text)), sum(expected_rounds(text, num_draft_tokens, verifier))) for text in texts]
+
+
+def tau_of(parts: Sequence[tuple[float, float]]) -> float:
+    """τ of texts with these tokens and rounds."""
+    rounds = sum(rounds for _, rounds in parts)
+    return sum(tokens for tokens, _ in parts) / rounds if rounds else 1.0
 
 
 def at_positions(text: Replay, num_draft_tokens: int, verifier: str) -> list[AtPosition]:

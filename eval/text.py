@@ -1,4 +1,4 @@
-"""How repetitive a text is: loops accept anything, so a speed-up must say how much of it they are."""
+"""Token ids of answers: where two of them part, and how repetitive one is, since loops accept anything."""
 
 from collections.abc import Sequence
 
@@ -24,3 +24,11 @@ def repeated_share(texts: Sequence[Sequence[int]], n: int = 8) -> float:
     """Share of all tokens that lie in an n-gram repeated within their own text."""
     total = sum(len(text) for text in texts)
     return sum(repeated_tokens(text, n) for text in texts) / total if total else 0.0
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Index of the first token that differs, a missing one included; None when equal."""
+    for i, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return i
+    return None if len(one) == len(other) else min(len(one), len(other))

@@ -20,7 +20,8 @@ from decode.laws import Law
 from decode.models import load_model
 from decode.processors import Penalties
 from decode.stops import Stops
-from eval.certificate import first_difference, tie_gap
+from eval.certificate import tie_gap
+from eval.text import first_difference
 
 SHARED = CASES / "_shared"
 

@@ -16,8 +16,9 @@ from decode.generation import Settings, generate_ids
 from decode.laws import Law
 from decode.models import load_model
 from decode.stops import Stops
-from eval.certificate import NEAR_TIE_FP32, first_difference, tie_gap
+from eval.certificate import NEAR_TIE_FP32, tie_gap
 from eval.suites import find_prompts, read_prompts, stratified
+from eval.text import first_difference
 
 pytestmark = pytest.mark.smollm2
 SUITE = read_prompts(find_prompts("suite"))

@@ -23,13 +23,14 @@ from decode.stops import Stops
 from decode.trace import Round
 from decode.verify import VERIFIERS
 from eval.assembly import _without_repeats
-from eval.certificate import certify, divergences, first_difference
+from eval.certificate import certify, divergences
 from eval.live import Arm, PromptRun, hf_arm, run_prompt
 from eval.measure import measure, summary_rows
 from eval.overlap import row_texts, training_overlap
 from eval.report import Report
 from eval.stats import speedup
 from eval.suites import Prompt
+from eval.text import first_difference
 from eval.verb_compare import compare as compare_verb
 
 ROOT = Path(__file__).resolve().parent.parent
