@@ -1,5 +1,6 @@
 """Rows whose answers are rolled out while the draft trains, by the draft or by the pair, for the target to score."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -27,14 +28,24 @@ class OnPolicySettings(StrictSettings):
 class OnPolicy:
     """Rolls out a new answer to the first prompt of some rows: which ones, and their draws, only (seed, step, row) say.
 
-    The draft's weights are those of the moment, so a resumed run goes on as the uninterrupted one would have.
+    The draft's weights are those of the moment, so a resumed run goes on as the uninterrupted one would have. `refresh`
+    brings them up to what has been trained; `finish` waits, still in step, for processes whose answers are longer.
     """
 
     def __init__(
-        self, settings: OnPolicySettings, draft: Draft[Any], target: Any, law: Law, eos_ids: tuple[int, ...], seed: int
-    ) -> None:
+        self, settings: OnPolicySettings, draft: Draft[Any], target: Any, law: Law, eos_ids: tuple[int, ...], seed: int,
+        refresh: Callable[[], None] = lambda: None, finish: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self._settings, self._draft, self._target = settings, draft, target
         self._law, self._eos_ids, self._seed = law, eos_ids, seed
+        self._refresh, self._finish = refresh, finish
+
+    def rewrite_all(self, step: int, sequences: Sequence[Sequence[Row]]) -> list[Sequence[Row]]:
+        """Each row of a process's sequences through `rewrite`. Every process calls this."""
+        self._refresh()
+        rewritten: list[Sequence[Row]] = [[self.rewrite(step, row) for row in rows] for rows in sequences]
+        self._finish()
+        return rewritten
 
     def rewrite(self, step: int, row: Row) -> Row:
         """The row itself, or with probability λ its prompt with a new answer."""

@@ -37,22 +37,25 @@ class Supply:
     _rolled_out: dict[int, list[Sequence[Row]]] = field(default_factory=dict)
 
     def micro_batches(self, step: int) -> list[dict[str, Any]]:
-        share = self._share(step)
+        share = sorted(self._share(step), key=lambda rows: -sum(len(row.ids) for row in rows))  # little padding
         return [self._inputs(share[i : i + self.micro_rows]) for i in range(0, len(share), self.micro_rows)]
 
     def supervised_tokens(self, step: int) -> int:
         if self.on_policy is None:
-            return sum(row.supervised for i in self.schedule.rows_of(step) for row in self.sequences[i])
+            return self.planned_tokens(step)
         own = sum(row.supervised for rows in self._share(step) for row in rows)
         return int(self.accelerator.reduce(torch.tensor(own, device=self.accelerator.device), reduction="sum"))
+
+    def planned_tokens(self, step: int) -> int:
+        return sum(row.supervised for i in self.schedule.rows_of(step) for row in self.sequences[i])
 
     def _share(self, step: int) -> list[Sequence[Row]]:
         """This process's sequences of a step, some of them rolled out anew; asked for several times, made once."""
         if step not in self._rolled_out:
             numbers = self.schedule.share_of(step, self.accelerator.process_index, self.accelerator.num_processes)
-            share = [self.sequences[i] for i in numbers]
+            share: list[Sequence[Row]] = [self.sequences[i] for i in numbers]
             if self.on_policy is not None:
-                share = [[self.on_policy.rewrite(step, row) for row in rows] for rows in share]
+                share = self.on_policy.rewrite_all(step, share)
             self._rolled_out.clear()
             self._rolled_out[step] = share
         return self._rolled_out[step]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.errors import UserError
+from train.parallel import Lockstep, shard_frozen
 
 
 class Teacher:
@@ -17,6 +18,28 @@ class Teacher:
 
     def __init__(self, model: Any) -> None:
         self._model = model.eval().requires_grad_(False)
+        self._lockstep: Lockstep | None = None
+
+    def shard(self, accelerator: Any) -> None:
+        """Share the layers' weights out over the processes; each pass is then one of all processes together.
+
+        Raises UserError for one process, and for a model whose layers are not found.
+        """
+        if accelerator.num_processes == 1:
+            raise UserError("teacher=sharded has no effect on one process; launch several or leave it out")
+        body = self._model.get_decoder()
+        if not hasattr(body, "layers"):
+            raise UserError(
+                f"teacher=sharded: a {self._model.config.model_type} model names its layers otherwise; use replicated"
+            )
+        shard_frozen(body.layers)
+        some_ids = torch.zeros(1, 1, dtype=torch.long, device=accelerator.device)
+        self._lockstep = Lockstep(body, accelerator, lambda: read_body(self._model, some_ids, None))
+
+    def finish(self) -> None:
+        """Where processes take different numbers of passes, each calls this after its own: all go on together."""
+        if self._lockstep:
+            self._lockstep.finish()
 
     def hidden(self, ids: Tensor, predicts: Tensor, positions: Tensor | None = None) -> Tensor:
         """Last hidden states at the supervised positions. ids, predicts, positions [B, T] -> [N, D]."""

@@ -9,8 +9,9 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = ["configs", "decode", "eval", "train", "distill"]  # each may import those to its left
 METRICS = {f"eval/metrics/{name}/{name}.py" for name in ("acceptance", "accepted_length", "speedup")}
 HOMES = {
-    "accelerate": {"train/parallel.py"},
+    "accelerate": {"train/parallel.py", "train/launching.py"},
     "deepspeed": {"train/parallel.py"},
+    "peft": {"decode/adapters.py", "train/lora.py"},
     "wandb": {"train/tracking.py"},
     "huggingface_hub": {"train/publish/hub.py", "train/publish/card.py"},
     "datasets": {"eval/sources.py", *METRICS},  # a metric names its columns' types with it
