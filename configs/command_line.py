@@ -1,5 +1,6 @@
 """How every command runs: a user's mistake is one line on stderr and exit code 2, a bug keeps its traceback."""
 
+import errno
 import functools
 import inspect
 import os
@@ -98,6 +99,15 @@ def _run(app: typer.Typer) -> None:
     try:
         app()
     except UserError as error:
-        rank = os.environ.get("RANK", "0")
-        print(f"error: {error}" if rank == "0" else f"process {rank}: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(str(error))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _end(f"{error.filename or 'writing'}: no space left; make room and start again: what was finished is whole")
+
+
+def _end(line: str) -> None:
+    """A user's mistake, or what only a user can mend."""
+    rank = os.environ.get("RANK", "0")
+    print(f"error: {line}" if rank == "0" else f"process {rank}: {line}", file=sys.stderr)
+    sys.exit(2)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
+from configs.errors import UserError
+
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file's content, as hex digits."""
@@ -85,3 +87,19 @@ def recover(path: Path) -> None:
             shutil.rmtree(aside)
         else:
             aside.replace(path)
+
+
+@contextmanager
+def writing(path: Path, temporary: Path) -> Iterator[None]:
+    """Turn a write that fails, as on a full disk, into a UserError, and remove what it had begun at `temporary`."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch reports it as a RuntimeError
+        shutil.rmtree(temporary, ignore_errors=True)
+        said = str(error).strip().splitlines()
+        raise UserError(
+            f"{path}: cannot be written ({said[0] if said else type(error).__name__}); make room there and start "
+            "again: what was finished before is whole"
+        ) from error

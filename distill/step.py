@@ -19,7 +19,7 @@ from distill.objectives import (
 from distill.students import Student
 
 Compare = Callable[[slice, Tensor], Columns]  # (which places, their q_logits [K, n, V_d])
-ChunkLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor]]  # the same -> losses and α, [K, n] each
+ChunkLoss = Callable[[slice, Tensor], tuple[Tensor, Tensor]]  # the same -> losses, and figures to be added up [..., n]
 
 
 class DistillStep(nn.Module):
@@ -40,15 +40,23 @@ class DistillStep(nn.Module):
         self.chunk_tokens = chunk_tokens
         self.head_ids = head_ids
         self.mean_alpha = [0.0] * student.steps
+        # FSDP shares the draft's layers out one by one.
+        self._no_split_modules = sorted({type(layer).__name__ for layer in student.layers})
 
-    def learn(self, mean_alpha: Sequence[float]) -> None:
-        """Take note of the last optimiser step's mean α, by unrolled step."""
-        self.mean_alpha = list(mean_alpha)
+    def learn(self, means: Sequence[float]) -> None:
+        """Take note of the last optimiser step's mean figures: of them α, by unrolled step."""
+        self.mean_alpha = list(means[: self.student.steps])
+
+    @property
+    def figures(self) -> list[str]:
+        """Names of what `forward` adds up beside the loss."""
+        numbers = range(1, self.student.steps + 1)
+        return [*(f"alpha_{number}" for number in numbers), *(f"loss_{number}" for number in numbers)]
 
     def forward(
         self, signal: dict[str, Tensor], weights: Tensor | None = None, **inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The summed objective, weighted by step, and for each unrolled step [K, 2] Σα and the number of places.
+        """The summed objective, weighted by step, and for each of `figures` [2 K, 2] its sum and the number of places.
 
         Args: `inputs` of the student; `signal` at the supervised places is the teacher's hidden [N, E] and head [V, E]
         (online), or top_ids, top_logp [N, k] and tail [N] of distill.logit_cache.Signal; weights [N], or None.
@@ -61,11 +69,14 @@ class DistillStep(nn.Module):
 
         def loss(places: slice, q_logits: Tensor) -> tuple[Tensor, Tensor]:
             columns = compare(places, q_logits)
-            return self.loss_of(columns, mean_alpha) * weight[:, places], columns.alpha() * there[:, places]
+            losses = self.loss_of(columns, mean_alpha)
+            figures = torch.stack([columns.alpha(), losses.detach()]) * there[:, places]
+            return losses * weight[:, places], figures
 
         head: Any = self.student.model.get_output_embeddings()
-        total, alpha = chunked_sum(loss, hidden, head.weight, self.chunk_tokens)
-        return total, torch.stack([alpha, there.sum(-1)], dim=-1)
+        total, figures = chunked_sum(loss, hidden, head.weight, self.chunk_tokens)
+        counts = there.sum(-1).expand_as(figures)
+        return total, torch.stack([figures, counts], dim=-1).flatten(0, 1)
 
 
 def _compare_online(signal: dict[str, Tensor], head_ids: Tensor | None) -> Compare:
@@ -87,7 +98,7 @@ def _compare_cached(signal: dict[str, Tensor]) -> Compare:
 
 
 def chunked_sum(loss: ChunkLoss, hidden: Tensor, head: Tensor, chunk_tokens: int) -> tuple[Tensor, Tensor]:
-    """The sum of `loss(slice(None), hidden @ head.T)[0]` with its gradients, and Σα of each step [K], without.
+    """The sum of `loss(slice(None), hidden @ head.T)[0]` with its gradients, and of its figures [...] without.
 
     hidden [K, N, D], head [V_d, D].
     """
@@ -102,8 +113,9 @@ class _ChunkedSum(torch.autograd.Function):
     def forward(ctx: Any, loss: ChunkLoss, hidden: Tensor, head: Tensor, chunk_tokens: int) -> tuple[Tensor, Tensor]:
         device = hidden.device.type
         total = hidden.new_zeros((), dtype=torch.float32)
-        alpha = hidden.new_zeros(len(hidden), dtype=torch.float32)
-        hidden_grad, head_grad = torch.empty_like(hidden), torch.zeros_like(head)
+        figures: Tensor | float = 0.0
+        hidden_grad = torch.empty_like(hidden)
+        head_grad = torch.zeros_like(head) if head.requires_grad else None
         # Products in autocast's dtype where it is on, the loss at least in float32.
         product_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.dtype
         matrix = head.detach().to(product_dtype)
@@ -113,19 +125,29 @@ class _ChunkedSum(torch.autograd.Function):
                 inputs = hidden[:, chunk].to(product_dtype)
                 q_logits = at_least_float32(inputs @ matrix.T).requires_grad_()
                 with torch.enable_grad():
-                    losses, alphas = loss(chunk, q_logits)
+                    losses, of_chunk = loss(chunk, q_logits)
                     chunk_loss = losses.sum()
                 (q_grad,) = torch.autograd.grad(chunk_loss, q_logits)
                 q_grad = q_grad.to(product_dtype)
                 hidden_grad[:, chunk] = (q_grad @ matrix).to(hidden.dtype)
-                head_grad += q_grad.flatten(0, 1).T @ inputs.flatten(0, 1)
+                if head_grad is not None:
+                    _add_product(head_grad, q_grad.flatten(0, 1).T, inputs.flatten(0, 1))
                 total += chunk_loss.detach()
-                alpha += alphas.detach().sum(-1)
+                figures = figures + of_chunk.detach().sum(-1)
         ctx.save_for_backward(hidden_grad, head_grad)
-        ctx.mark_non_differentiable(alpha)
-        return total, alpha
+        assert isinstance(figures, Tensor), "there is a supervised place"
+        ctx.mark_non_differentiable(figures)
+        return total, figures
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad, head_grad = ctx.saved_tensors
-        return None, grad * hidden_grad, grad * head_grad, None
+        return None, grad * hidden_grad, None if head_grad is None else grad * head_grad, None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, without a matrix in between where the dtypes allow it."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right

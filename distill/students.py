@@ -29,6 +29,10 @@ class LMStudent(nn.Module):
         super().__init__()
         self.model = model
 
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.model.get_decoder().layers
+
     def forward(self, ids: Tensor, predicts: Tensor, positions: Tensor | None = None) -> Unrolled:
         """ids, predicts, positions [B, T], as in distill.batches.Batch."""
         hidden = last_hidden(self.model, ids, positions)[predicts].unsqueeze(0)
@@ -41,6 +45,10 @@ class Eagle3Student(nn.Module):
     def __init__(self, model: Any, steps: int) -> None:
         super().__init__()
         self.model, self.steps = model, steps
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.model.layers
 
     def forward(
         self, ids: Tensor, predicts: Tensor, tapped: Tensor, embedded: Tensor, positions: Tensor | None = None
@@ -61,3 +69,8 @@ class Eagle3Student(nn.Module):
 
 
 Student = LMStudent | Eagle3Student
+
+
+def save_memory(student: Student) -> None:
+    """Keep no activations inside the layers: the backward pass makes them anew."""
+    student.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

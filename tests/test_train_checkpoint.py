@@ -34,7 +34,8 @@ def test_a_checkpoint_brings_back_weights_optimiser_and_progress(prepared, tmp_p
     take_step(model, optimizer)
     expected = model.weight.detach().clone()
     loaded = load_checkpoint(accelerator, tmp_path)
-    assert loaded == Progress(step=1, tokens=5, best_score=1.5, best_step=1)
+    assert (loaded.step, loaded.tokens, loaded.best_score, loaded.best_step) == (1, 5, 1.5, 1)
+    assert (loaded.processes, loaded.launch, loaded.threads) == (1, "NO x 1", torch.get_num_threads())
     assert not torch.equal(model.weight, expected)
     take_step(model, optimizer)
     assert torch.equal(model.weight, expected)
@@ -49,6 +50,25 @@ def test_only_the_newest_are_kept_and_a_cut_off_one_is_passed_over(prepared, tmp
     assert load_checkpoint(accelerator, tmp_path).step == 11
     save_checkpoint(accelerator, tmp_path, Progress(step=12), keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000012"]
+
+
+def test_a_checkpoint_of_which_a_part_is_missing_is_passed_over(prepared, tmp_path):
+    accelerator, *_ = prepared
+    for step in (1, 2, 3):
+        save_checkpoint(accelerator, tmp_path, Progress(step=step), keep=3)
+    weights = tmp_path / "step-000003" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    (tmp_path / "step-000002" / "optimizer.bin").unlink()
+    assert load_checkpoint(accelerator, tmp_path).step == 1
+
+
+def test_another_kind_of_launch_is_refused(prepared, tmp_path):
+    accelerator, *_ = prepared
+    save_checkpoint(accelerator, tmp_path, Progress(step=1), keep=1)
+    path = tmp_path / "step-000001" / "progress.json"
+    path.write_text(path.read_text().replace("NO x 1", "FSDP2 x 1"))
+    with pytest.raises(UserError, match=r"saved by FSDP2 x 1 .* resumed by NO x 1; launch as before"):
+        load_checkpoint(accelerator, tmp_path)
 
 
 def test_without_a_checkpoint_a_run_starts_afresh(prepared, tmp_path):

@@ -1,12 +1,14 @@
-"""Where the numbers of a run go: metrics.jsonl always, a progress bar, and wandb when it is asked for."""
+"""Where the numbers of a run go: metrics.jsonl always, a progress bar, and a tracker when one is asked for."""
 
 import importlib.util
 import json
 import os
 import sys
+from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -21,12 +23,18 @@ from rich.progress import (
 from configs.errors import UserError
 from configs.files import write_text
 
+TrackerName = Literal["none", "wandb", "trackio", "tensorboard"]
+PROJECT = "draftsmith"
+
 
 class Tracker:
-    """Logs from the main process; elsewhere every call does nothing. A context manager (it owns the bar)."""
+    """Logs from the main process; elsewhere every call does nothing. A context manager (it owns the bar).
 
-    def __init__(self, accelerator: Any, path: Path, steps: int, resumed_step: int, with_wandb: bool) -> None:
-        self._accelerator = accelerator if with_wandb else None
+    A tracker that fails is given up with one line; metrics.jsonl goes on.
+    """
+
+    def __init__(self, accelerator: Any, path: Path, steps: int, resumed_step: int, with_tracker: bool) -> None:
+        self._accelerator = accelerator if with_tracker else None
         self._console = Console(stderr=True)
         self._file = None
         self._bar: Progress | None = None
@@ -53,39 +61,78 @@ class Tracker:
         if self._file:
             self._file.close()
 
-    def log(self, step: int, values: dict[str, float], headline: str) -> None:
+    def log(self, step: int, values: Mapping[str, float], headline: str) -> None:
         """Record the values of a finished step; `headline` stands beside the progress bar."""
         if self._file and self._bar:
-            self._file.write(json.dumps({"step": step} | values) + "\n")
+            known = {name: value if isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
+            self._file.write(json.dumps({"step": step} | known) + "\n")
             self._file.flush()
             self._bar.update(self._task, completed=step, description=headline)
-        if self._accelerator:
-            self._accelerator.log(values, step=step)
+        self._pass_on(step, values)
+
+    def show(self, step: int, samples: Mapping[str, str]) -> None:
+        """Text to look at, for the tracker alone."""
+        self._pass_on(step, samples)
 
     def say(self, line: str) -> None:
         """Print one line above the progress bar."""
         if self._file:
-            self._console.print(line, highlight=False)
+            self._console.print(line, highlight=False, markup=False)
+
+    def _pass_on(self, step: int, values: Mapping[str, Any]) -> None:
+        if self._accelerator and values:
+            try:
+                self._accelerator.log(dict(values), step=step)
+            except Exception as error:  # whatever it is, it is not worth a training run
+                self._accelerator = None
+                self.say(f"tracker: {type(error).__name__}: {error}; training goes on without it")
 
 
-def check_tracker(name: str) -> None:
+def check_tracker(name: TrackerName) -> None:
     """Raises UserError when a tracker is asked for that is not installed."""
-    if name == "wandb" and importlib.util.find_spec("wandb") is None:
-        raise UserError("train.tracker=wandb needs wandb; install it with: pip install 'draftsmith[wandb]'")
+    if name != "none" and importlib.util.find_spec(name) is None:
+        raise UserError(f"train.tracker={name} needs {name}; install it with: pip install 'draftsmith[{name}]'")
 
 
-def start_wandb(accelerator: Any, config: dict[str, Any]) -> None:
-    """Open a wandb run through accelerate. Without a key or a mode it is kept offline, and says so."""
-    from wandb.errors import Error
+def start_tracker(accelerator: Any, name: TrackerName, config: dict[str, Any]) -> None:
+    """Open a run of the tracker through accelerate.
 
-    if "WANDB_MODE" not in os.environ and "WANDB_API_KEY" not in os.environ and not (Path.home() / ".netrc").exists():
+    wandb without a key or a mode is kept offline, and says so.
+    """
+    if name == "wandb" and not _knows_wandb():
         os.environ["WANDB_MODE"] = "offline"
         if accelerator.is_main_process:
             print("wandb: no API key, the run is kept offline (wandb sync sends it later)", file=sys.stderr)
+    if name == "tensorboard":
+        config = _flat(config)  # it takes no sections
     try:
-        accelerator.init_trackers("draftsmith", config=config)
-    except Error as error:
-        print(f"wandb: {error}; training goes on without it", file=sys.stderr)
+        accelerator.init_trackers(PROJECT, config=config)
+    except Exception as error:
+        accelerator.trackers = []
+        if accelerator.is_main_process:
+            print(f"{name}: {error}; training goes on without it", file=sys.stderr)
+
+
+def end_tracker(accelerator: Any) -> None:
+    """Close the tracker's run; its failure is told and costs nothing."""
+    try:
+        accelerator.end_training()
+    except Exception as error:
+        print(f"tracker: {error}", file=sys.stderr)
+
+
+def _knows_wandb() -> bool:
+    return bool({"WANDB_MODE", "WANDB_API_KEY"} & os.environ.keys()) or (Path.home() / ".netrc").exists()
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
+    return found
 
 
 def _drop_after(path: Path, step: int) -> None:
