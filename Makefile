@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 TARGET := models/smollm2-135m-instruct
 
-.PHONY: setup demo test test-slow check format clean
+.PHONY: setup demo test test-slow soak check format clean
 
 setup: .venv/.ready $(TARGET)/PROVENANCE.json  ## .venv with everything in it, and the default target
 
@@ -13,7 +13,7 @@ setup: .venv/.ready $(TARGET)/PROVENANCE.json  ## .venv with everything in it, a
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[deepspeed,endpoint,wandb,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[deepspeed,endpoint,tensorboard,trackio,wandb,dev]"
 	touch $@
 
 $(TARGET)/PROVENANCE.json: | .venv/.ready
@@ -32,6 +32,10 @@ check: .venv/.ready  ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+soak: .venv/.ready  ## kill data, cache and training at random moments; nothing may be lost
+	$(BIN)/python scripts/soak.py
+	$(BIN)/python scripts/soak.py --kills 8 --processes 2 --seed 1 --out runs/soak-ddp
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix .

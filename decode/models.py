@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from configs.errors import UserError
+from decode.adapters import ADAPTER_CONFIG, adapter_base, merge_adapter
 from decode.chat import template_fingerprint
 from decode.drafts.head import SIZE, is_feature_draft, load_trimmed
 
@@ -91,7 +92,7 @@ def parse_reference(text: str) -> Reference:
             raise UserError(f"{text}: no such GGUF file")
         return Reference(str(path.parent), gguf=path.name)
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not (path / "config.json").is_file() and not (path / ADAPTER_CONFIG).is_file():
             raise UserError(f"{text}: not a model folder (no config.json in it)")
         return Reference(text)
     name, _, revision = text.partition("@")
@@ -114,6 +115,9 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
     config = read_model_config(text)
     if is_feature_draft(config):
         raise UserError(f"{text}: a feature draft, which is no model without its target; use it as a draft")
+    base = None if reference.gguf else adapter_base(reference.location, **arguments)
+    if base:
+        return _load_merged(text, base, config, dtype, device)
     try:
         if getattr(config, SIZE, None) and not reference.gguf:
             wanted = named_dtype(dtype)
@@ -132,6 +136,28 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
     model = model.to(named_device(device)).eval().requires_grad_(False)
     stored_dtype = config.dtype or torch.float32
     return Loaded(model, load_tokenizer(text), text, weights_revision(reference, config), stored_dtype)
+
+
+def _load_merged(text: str, base: str, config: Any, dtype: str, device: str) -> Loaded:
+    """An adapter, merged into its base."""
+    reference = parse_reference(text)
+    whole = load_model(base, "float32", device)
+    wanted = named_dtype(dtype)
+    wanted = wanted if isinstance(wanted, torch.dtype) else whole.stored_dtype
+    model = merge_adapter(whole.model, reference.location, wanted, **reference.arguments())
+    block = getattr(config, "draftsmith", None)
+    if block is not None:
+        model.config.draftsmith = block  # the adapter's own: whose draft it has become
+    model = model.eval().requires_grad_(False)
+    return Loaded(model, load_tokenizer(text), text, adapter_revision(text), whole.stored_dtype)
+
+
+def adapter_revision(text: str) -> str:
+    """What an adapter and its base are together."""
+    reference = parse_reference(text)
+    base = adapter_base(reference.location, **reference.arguments())
+    own = weights_revision(reference, read_model_config(text))
+    return f"{own}+{weights_revision(parse_reference(base), read_model_config(base))}" if base else own
 
 
 def describe_model(text: str) -> Loaded:
@@ -153,6 +179,9 @@ def describe_model(text: str) -> Loaded:
 def load_tokenizer(text: str) -> Any:
     """The tokenizer that lies with a model. Raises UserError when there is none."""
     reference = parse_reference(text)
+    base = _base_if_missing(reference, "tokenizer_config.json")
+    if base:
+        return load_tokenizer(base)
     try:
         return AutoTokenizer.from_pretrained(reference.location, **reference.arguments())
     except UNLOADABLE as error:
@@ -165,6 +194,9 @@ def read_model_config(text: str) -> Any:
     Raises UserError when there is none, or when it gives no context length.
     """
     reference = parse_reference(text)
+    base = _base_if_missing(reference, "config.json")
+    if base:
+        return read_model_config(base)
     try:
         config = AutoConfig.from_pretrained(reference.location, **reference.arguments())
     except UNLOADABLE as error:
@@ -172,6 +204,12 @@ def read_model_config(text: str) -> Any:
     if not hasattr(config, "max_position_embeddings"):
         raise UserError(f"{text}: its config gives no context length (max_position_embeddings), as attention models do")
     return config
+
+
+def _base_if_missing(reference: Reference, file: str) -> str | None:
+    """The base model of an adapter folder that lacks this file."""
+    is_bare = reference.is_local and not reference.gguf and not (Path(reference.location) / file).is_file()
+    return adapter_base(reference.location) if is_bare else None
 
 
 def check_pair(target: Loaded, draft: Loaded) -> None:

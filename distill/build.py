@@ -10,11 +10,12 @@ import transformers
 from torch import Tensor, nn
 
 from configs.errors import UserError
-from configs.files import whole_folder, without_local_paths, write_json
+from configs.files import whole_folder, without_local_paths, write_json, writing
 from decode.chat import template_fingerprint
 from decode.drafts.eagle3_model import LlamaForCausalLMEagle3, eagle3_config
 from decode.drafts.head import head_ids, map_fingerprint
 from decode.models import Loaded, tokenizer_fingerprint
+from train.lora import has_lora, save_lora
 
 
 def build_lm_draft(target: Any, layers: tuple[int, ...]) -> Any:
@@ -128,13 +129,20 @@ def identity(target: Loaded, kind: str) -> dict[str, Any]:
 def save_draft(draft: Any, target: Loaded, kind: str, training: dict[str, Any], folder: Path) -> None:
     """Write a whole draft folder in one rename: weights in the target's dtype, tokenizer, training.json."""
     transformers.utils.logging.disable_progress_bar()  # a draft is written in a blink
-    with whole_folder(folder) as unfinished:
-        stored = copy.deepcopy(draft).to(target.stored_dtype)
-        stored.config.draftsmith = identity(target, kind)
-        ids = head_ids(stored)
+    with writing(folder, folder.with_name(folder.name + ".tmp")), whole_folder(folder) as unfinished:
+        block, ids = identity(target, kind), head_ids(draft)
         if ids is not None:
-            stored.config.draftsmith["vocabulary_map_hash"] = map_fingerprint(ids)
-        stored.save_pretrained(unfinished)
+            block["vocabulary_map_hash"] = map_fingerprint(ids)
+        if has_lora(draft):
+            config = copy.deepcopy(draft.config)
+            save_lora(draft, unfinished)
+        else:
+            stored = copy.deepcopy(draft).to(target.stored_dtype)
+            config = stored.config
+            stored.save_pretrained(unfinished)
+        config.draftsmith = block
+        config.architectures = [type(draft).__name__]
+        config.save_pretrained(unfinished)
         target.tokenizer.save_pretrained(unfinished)
         write_json(unfinished / "training.json", without_local_paths(training))
 

@@ -14,6 +14,12 @@ from decode.chat import template_fingerprint
 from decode.laws import Law
 from decode.models import Loaded, tokenizer_fingerprint
 
+# What decides how a run is done, not what comes out of it; the folder may be spelt or moved otherwise.
+FREE = {
+    "output", "teacher", "chunk_tokens", "train.micro_rows", "train.activation_checkpointing", "train.save_every",
+    "train.keep_checkpoints", "train.max_minutes", "train.tracker",
+}  # fmt: skip
+
 
 def check_output(output: Path, settings: BaseModel) -> None:
     """Raises UserError when `output` holds a run of other settings, or a draft of unknown ones."""
@@ -24,7 +30,7 @@ def check_output(output: Path, settings: BaseModel) -> None:
         # What an older version did not know yet stands at its default.
         before = read_config(type(settings), saved)
         different = differing_keys(before.model_dump(mode="json"), settings.model_dump(mode="json"))
-        different = [key for key in different if key != "output"]  # the folder may be spelt or moved otherwise
+        different = [key for key in different if key not in FREE]
         if different:
             raise UserError(
                 f"{output}: holds another run (different: {', '.join(different)}); "

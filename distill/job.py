@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -19,6 +22,7 @@ from configs.reader import write_config
 from configs.settings import StrictSettings
 from decode.drafts.head import head_ids
 from decode.drafts.kinds import load_draft
+from decode.length import read_costs
 from decode.models import Loaded, load_model
 from distill.answers import DataSettings, with_template
 from distill.batches import Schedule, pack
@@ -26,18 +30,19 @@ from distill.build import save_draft
 from distill.calibration import fit_temperatures, store_temperatures
 from distill.claims import check_answers, check_inputs, check_output, target_identity
 from distill.logit_cache import CacheSettings, LogitCache
-from distill.measuring import acceptance_hook
+from distill.measuring import AcceptanceHook
 from distill.objectives import objective
 from distill.on_policy import OnPolicy, OnPolicySettings
 from distill.rows import Reading, Row, read_rows, split_held_out
-from distill.shape import DraftSettings, chosen_taps, make_draft, student_and_drafter
+from distill.shape import DraftSettings, chosen_taps, make_draft, make_drafter, make_student
 from distill.step import DistillStep
+from distill.students import save_memory
 from distill.supply import Supply, micro_batches_per_step
 from distill.teacher import Teacher, check_packing, check_plain_head
 from train.checkpoint import Progress, remove_checkpoints
 from train.loop import TrainSettings, train
-from train.parallel import launch_name, start_accelerator
-from train.tracking import check_tracker, start_wandb
+from train.parallel import gather_weights, launch_name, shards_weights, start_accelerator
+from train.tracking import check_tracker, end_tracker, start_tracker
 
 
 class ObjectiveSettings(StrictSettings):
@@ -73,6 +78,14 @@ class JobSettings(StrictSettings):
     chunk_tokens: int = Field(128, ge=1, description="Supervised positions whose logits exist at a time.")
     teacher_dtype: str = Field(
         "float32", description="Dtype the target teaches in; bfloat16 is twice as fast where the CPU or GPU has it."
+    )
+    teacher: Literal["replicated", "sharded"] = Field(
+        "replicated",
+        description="The frozen target whole on every process, or its layers shared out over them to save memory.",
+    )
+    latency_profile: Path | None = Field(
+        None,
+        description="A profile.json or report.json of this machine: the speed-up that it predicts is the score.",
     )
     measure_num_draft_tokens: int = Field(3, ge=1, description="γ of the in-training acceptance measurement.")
     data: DataSettings = DataSettings()
@@ -116,48 +129,90 @@ def run(settings: JobSettings) -> Path:
         remove_checkpoints(settings.output / "checkpoints")
         print(f"{draft_folder}: this run is finished already", file=sys.stderr)
         return draft_folder
+    costs = read_costs(settings.latency_profile) if settings.latency_profile else None
     draft, sequences = make_draft(settings.draft, target, rows, settings.seed), _sequences(settings, target, rows)
     cache = _cache(settings, target, every_row)
     accelerator = _start(settings, micro_batches, inputs)
 
     teacher, draft = Teacher(target.model.to(accelerator.device)), draft.to(accelerator.device)
-    student, drafter = student_and_drafter(settings.draft, draft, target)
+    if settings.teacher == "sharded":
+        teacher.shard(accelerator)
+    whole = deepcopy(draft) if shards_weights(accelerator) else draft
+    student, drafter = make_student(settings.draft, draft), make_drafter(settings.draft, whole, target)
+    if settings.train.activation_checkpointing:
+        save_memory(student)
     loss_of = objective(settings.objective.name, settings.objective.beta, settings.objective.eta)
     step = DistillStep(student, loss_of, settings.objective.step_decay, settings.chunk_tokens, head_ids(draft))
     law, gamma = replace(settings.data.law, vocabulary=target.vocabulary), settings.measure_num_draft_tokens
+
+    def refresh() -> None:
+        """What drafts is what trains, or a whole copy of it where its weights are shared out."""
+        if whole is not draft:
+            gather_weights(draft, whole)
+
     supply = Supply(
         sequences, Schedule(len(sequences), settings.train.batch_rows, settings.seed), teacher,
         settings.train.micro_rows, accelerator, head_ids(draft), drafter.taps, cache,
-        OnPolicy(settings.on_policy, drafter, target.model, law, target.eos_ids, settings.seed)
+        OnPolicy(settings.on_policy, drafter, target.model, law, target.eos_ids, settings.seed, refresh, teacher.finish)
         if settings.on_policy.fraction
         else None,
     )  # fmt: skip
-    measure = acceptance_hook(drafter, teacher, held_out, law, gamma, target.eos_ids, accelerator)
+    hook = AcceptanceHook(
+        drafter, teacher, held_out, law, gamma, target.eos_ids, accelerator, target.tokenizer, costs, refresh
+    )
     record = {
         "rows": len(rows),
         "sequences": len(sequences),
         "held_out_rows": len(held_out),
         "data_sha256": inputs["answers_sha256"],
         "launch": launch_name(accelerator),
+        "threads": torch.get_num_threads(),
     }
 
     def keep_best(progress: Progress, values: Mapping[str, float]) -> None:
         if progress.step == 0:
             write_json(settings.output / "before.json", dict(values))
-            save_draft(draft, target, settings.draft.kind, {}, settings.output / "untrained")
+            save_draft(whole, target, settings.draft.kind, {}, settings.output / "untrained")
         training = record | _training_record(settings, target, progress, values)
-        save_draft(draft, target, settings.draft.kind, training, draft_folder)
+        save_draft(whole, target, settings.draft.kind, training, draft_folder)
 
-    progress = train(accelerator, step, supply, settings.train, settings.output, measure, "tau", keep_best, step.learn)
+    with _memory_advice(settings):
+        progress = train(
+            accelerator, step, step.figures, supply, settings.train, settings.output, hook, keep_best, step.learn
+        )
     if accelerator.is_main_process:
         sampled = [row for row in rows if not (row.greedy or law.is_greedy)][:CALIBRATION_ROWS]
         if sampled:
             best = load_draft(target, str(draft_folder), settings.teacher_dtype, str(accelerator.device))
             store_temperatures(fit_temperatures(best, teacher, sampled, law, accelerator.device), draft_folder)
-        write_json(done, {"best_step": progress.best_step, "tau": progress.best_score, "tokens": progress.tokens})
+        ended = {"best_step": progress.best_step, hook.score: progress.best_score, "tokens": progress.tokens}
+        write_json(done, ended | {"steps": progress.step, "skipped_steps": progress.skipped})
         remove_checkpoints(settings.output / "checkpoints")
-    accelerator.end_training()
+    teacher.finish()
+    end_tracker(accelerator)
     return draft_folder
+
+
+@contextmanager
+def _memory_advice(settings: JobSettings) -> Iterator[None]:
+    """A run that needs more memory than there is ends with what would need less, largest saving first."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not re.search("out of memory|can't allocate memory", str(error)):
+            raise
+        micro_rows, chunk_tokens = settings.train.micro_rows, settings.chunk_tokens
+        knobs = [
+            f"train.micro_rows={micro_rows // 2}" if micro_rows > 1 else "",
+            "" if settings.train.activation_checkpointing else "train.activation_checkpointing=true",
+            f"chunk_tokens={chunk_tokens // 2}" if chunk_tokens > 1 else "",
+            "" if settings.teacher == "sharded" else "teacher=sharded on several processes",
+        ]
+        raise UserError(
+            f"out of memory ({str(error).splitlines()[0] if str(error) else 'MemoryError'}); start the run again, it "
+            f"goes on from its last checkpoint, with {', '.join(filter(None, knobs))}; or name another output with "
+            f"data.max_tokens={settings.data.max_tokens // 2}"
+        ) from error
 
 
 def _sequences(settings: JobSettings, target: Loaded, rows: list[Row]) -> list[list[Row]]:
@@ -223,15 +278,16 @@ def _say(line: str) -> None:
 def _start(settings: JobSettings, micro_batches: int, inputs: dict[str, str]) -> Any:
     tracker = None if settings.train.tracker == "none" else settings.train.tracker
     accelerator = start_accelerator(
-        micro_batches, settings.train.optim.clip_norm, settings.seed, tracker, settings.train.mixed_precision
-    )
+        micro_batches, settings.train.optim.clip_norm, settings.seed, settings.train.mixed_precision, tracker,
+        settings.output / "tracker",
+    )  # fmt: skip
     if accelerator.is_main_process:
         settings.output.mkdir(parents=True, exist_ok=True)
         write_json(settings.output / "inputs.json", inputs)
         write_config(settings, settings.output / "config.yaml")
         recover(settings.output / "draft")
     if tracker:
-        start_wandb(accelerator, settings.model_dump(mode="json"))
+        start_tracker(accelerator, tracker, settings.model_dump(mode="json"))
     return accelerator
 
 

@@ -14,7 +14,7 @@ from decode.drafts.contract import Draft
 from decode.generation import Settings
 from decode.laws import Law
 from decode.models import Loaded
-from distill.shape import DraftSettings, make_draft, student_and_drafter
+from distill.shape import DraftSettings, make_draft, make_drafter
 from eval.footprint import flop_per_token
 from eval.latency import ROUNDS, Latency, Widths, batched, fastest_threads, profile
 from eval.profile_file import LatencyProfile, ShapeCost, TargetFacts
@@ -115,4 +115,4 @@ def untrained(target: Loaded, shape: DraftSettings) -> Draft[Any]:
     """A draft of this shape as it is before training, in the target's dtype; its head's ids are the lowest."""
     drafted = make_draft(shape, target, [], seed=0)
     drafted = drafted.to(target.model.dtype).to(target.model.device).eval()
-    return student_and_drafter(shape, drafted, target)[1]
+    return make_drafter(shape, drafted, target)

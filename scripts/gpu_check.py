@@ -1,8 +1,15 @@
-"""What scripts/gpu_check.sh runs: it needs torch and transformers, nothing else, and makes its own random models."""
+"""What scripts/gpu_check.sh runs: it needs torch and transformers, and makes its own random models.
 
+Where accelerate and DeepSpeed are installed it also takes ZeRO-3 steps, and on a GPU FSDP2 steps, in a process that
+accelerate launches (`gpu_check.py sharded`).
+"""
+
+import importlib.util
 import json
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -82,23 +89,28 @@ def pace() -> dict:
     return result
 
 
-def distillation_step() -> dict:
-    """Three steps on one batch, float32 weights under bfloat16 autocast: the loss is finite and falls."""
+def lesson(dtype: torch.dtype) -> tuple[Teacher, DistillStep, dict]:
+    """A teacher, the step of a draft that has drifted away from it, and one batch."""
     target, draft = models(torch.float32)
-    target, draft = target.bfloat16(), draft.train()
+    target, draft = target.to(dtype), draft.train()
     with torch.no_grad():
         for weight in draft.parameters():
             weight += 0.02 * torch.randn_like(weight)
     ids = torch.randint(0, VOCABULARY, (4, 128 if ON_GPU else 16), device=DEVICE)
     predicts = torch.ones_like(ids, dtype=torch.bool)
     predicts[:, -1] = False
-    teacher, step = Teacher(target), DistillStep(LMStudent(draft), objective("forward_kl"))
-    optimizer = torch.optim.AdamW(draft.parameters(), lr=1e-3)
+    return Teacher(target), DistillStep(LMStudent(draft), objective("forward_kl")), {"ids": ids, "predicts": predicts}
+
+
+def distillation_step() -> dict:
+    """Three steps on one batch, float32 weights under bfloat16 autocast: the loss is finite and falls."""
+    teacher, step, batch = lesson(torch.bfloat16)
+    optimizer = torch.optim.AdamW(step.parameters(), lr=1e-3)
     losses = []
     for _ in range(3):
         with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
-            signal = {"hidden": teacher.hidden(ids, predicts), "head": teacher.head_weight}
-            loss = step(signal, ids=ids, predicts=predicts)[0] / predicts.sum()
+            signal = {"hidden": teacher.hidden(**batch), "head": teacher.head_weight}
+            loss = step(signal, **batch)[0] / batch["predicts"].sum()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -109,21 +121,64 @@ def distillation_step() -> dict:
     }
 
 
+def sharded_losses() -> None:
+    """The same steps in float32, prepared as `distill` prepares them; prints the losses. Run under accelerate."""
+    from train.parallel import launch_name, start_accelerator
+
+    accelerator = start_accelerator(1, 1e9, 0, "no", None, Path())
+    teacher, step, batch = lesson(torch.float32)
+    prepared, optimizer = accelerator.prepare(step, torch.optim.AdamW(step.parameters(), lr=1e-3))
+    losses = []
+    for _ in range(3):
+        signal = {"hidden": teacher.hidden(**batch), "head": teacher.head_weight}
+        loss = prepared(signal, **batch)[0] / batch["predicts"].sum()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    print(json.dumps({"losses": losses, "launch": launch_name(accelerator)}))
+
+
+def sharded_step() -> dict:
+    """One process each of DeepSpeed ZeRO-3 and, on a GPU, FSDP2: their losses fall as those without them do."""
+    if not all(importlib.util.find_spec(name) for name in ("accelerate", "deepspeed")):
+        return {"sharded": "not tried: accelerate or deepspeed is not installed", "sharded_ok": None}
+    teacher, step, batch = lesson(torch.float32)
+    optimizer, expected = torch.optim.AdamW(step.parameters(), lr=1e-3), []
+    for _ in range(3):
+        signal = {"hidden": teacher.hidden(**batch), "head": teacher.head_weight}
+        loss = step(signal, **batch)[0] / batch["predicts"].sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(float(loss.detach()))
+    found, right = {}, []
+    for name in ("zero3", "fsdp2") if ON_GPU else ("zero3",):
+        config = f"configs/accelerate/{name}.yaml"
+        command = ["accelerate.commands.launch", "--config_file", config, "--num_processes", "1", __file__, "sharded"]
+        done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
+        lines = [line for line in done.stdout.splitlines() if line.startswith('{"losses"')]
+        found[name] = json.loads(lines[-1]) if lines else done.stderr[-500:]
+        close = bool(lines) and torch.allclose(torch.tensor(found[name]["losses"]), torch.tensor(expected), rtol=1e-2)
+        right.append(close and found[name]["losses"][2] < found[name]["losses"][0])
+    return {"sharded": found, "sharded_ok": all(right)}
+
+
 def main() -> None:
     began = perf_counter()
     result = {
         "device": torch.cuda.get_device_name() if ON_GPU else "cpu", "torch": torch.__version__,
         "transformers": transformers.__version__,
     }  # fmt: skip
-    for check in (check_equality, distillation_step, pace):
+    for check in (check_equality, distillation_step, sharded_step, pace):
         result |= check()
     if ON_GPU:
         result["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     result["seconds"] = perf_counter() - began
-    result["passed"] = bool(result["equality_ok"] and result["distillation_ok"])
+    result["passed"] = bool(result["equality_ok"] and result["distillation_ok"] and result["sharded_ok"] is not False)
     print(json.dumps(result))
     sys.exit(0 if result["passed"] else 1)
 
 
 if __name__ == "__main__":
-    main()
+    sharded_losses() if sys.argv[1:] == ["sharded"] else main()

@@ -23,7 +23,7 @@ from decode.stops import Stops
 from distill.batches import Schedule, collate
 from distill.build import build_eagle3_draft, save_draft
 from distill.calibration import fit_temperatures, store_temperatures
-from distill.measuring import acceptance_hook
+from distill.measuring import AcceptanceHook
 from distill.objectives import objective
 from distill.rows import Row, split_held_out
 from distill.step import DistillStep
@@ -98,8 +98,9 @@ def train(step, teacher, rows, asked, began_all) -> tuple[int, int]:
         optimizer.step()
         optimizer.zero_grad()
         if number % 20 == 0:
-            alphas = (sums[:, 0] / sums[:, 1]).tolist()
-            step.learn(alphas)
+            means = (sums[:, 0] / sums[:, 1]).tolist()
+            step.learn(means)
+            alphas = means[: step.student.steps]
             say(f"step {number}: loss {float(loss) / tokens:.3f}, α {[round(alpha, 3) for alpha in alphas]}", began_all)
         number, seen = number + 1, seen + tokens
     return number, seen
@@ -138,7 +139,7 @@ def main() -> None:
         law = Law(0.0 if greedy else 1.0, vocabulary=target.vocabulary)
         some = [row for row in held_out if row.greedy == greedy]
         with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
-            return acceptance_hook(drafter, teacher, some, law, 4, target.eos_ids, ALONE)()
+            return AcceptanceHook(drafter, teacher, some, law, 4, target.eos_ids, ALONE).measure().values
 
     before = {"t0": acceptance(True), "t1": acceptance(False)}
     steps, seen = train(step, teacher, rows, asked, began)

@@ -6,13 +6,14 @@ import shutil
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
+os.environ["OMP_NUM_THREADS"] = "1"  # tiny models; and two test processes share two cores
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-torch.set_num_threads(1)  # tiny models; and two test processes share two cores
+torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "cases"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
     LlamaPreTrainedModel,
@@ -94,7 +95,7 @@ class LlamaForCausalLMEagle3(LlamaPreTrainedModel):  # type: ignore[misc]
         return self.lm_head(self.norm(hidden))
 
 
-class Eagle3Layer(nn.Module):
+class Eagle3Layer(GradientCheckpointingLayer):  # type: ignore[misc]
     """A Llama layer whose attention reads [normed embedding ; normed hidden] and whose residual is the hidden state."""
 
     def __init__(self, config: LlamaConfig) -> None:

@@ -6,6 +6,7 @@ import torch
 from transformers import GenerationConfig
 
 from configs.errors import UserError
+from decode.adapters import adapter_base, merge_adapter
 from decode.drafts.contract import Draft
 from decode.drafts.eagle3 import Eagle3Draft
 from decode.drafts.eagle3_model import TAPS, LlamaForCausalLMEagle3
@@ -14,6 +15,7 @@ from decode.drafts.lm import LMDraft
 from decode.models import (
     UNLOADABLE,
     Loaded,
+    adapter_revision,
     check_pair,
     first_line,
     load_model,
@@ -22,7 +24,6 @@ from decode.models import (
     named_dtype,
     parse_reference,
     read_model_config,
-    weights_revision,
 )
 
 
@@ -36,7 +37,7 @@ def load_draft(target: Loaded, text: str, dtype: str = "auto", device: str = "au
 
 def draft_revision(text: str) -> str:
     """What the draft's weights are: the Hub commit, else a fingerprint of the local files."""
-    return weights_revision(parse_reference(text), read_model_config(text))
+    return adapter_revision(text)
 
 
 def _load_eagle3(target: Loaded, text: str, config: Any, dtype: str, device: str) -> Eagle3Draft:
@@ -49,11 +50,9 @@ def _load_eagle3(target: Loaded, text: str, config: Any, dtype: str, device: str
         )
     if max(getattr(config, TAPS)) > target.model.config.num_hidden_layers:
         raise UserError(f"{text}: reads hidden states {getattr(config, TAPS)}, which {target.name} does not have")
-    reference = parse_reference(text)
     wanted = target.model.dtype if dtype == "auto" else cast(torch.dtype, named_dtype(dtype))
     try:
-        model = LlamaForCausalLMEagle3(config)
-        load_weights(model, reference.location, **reference.arguments())
+        model = _with_weights(LlamaForCausalLMEagle3(config), text, wanted)
     except UserError:
         raise
     except UNLOADABLE as error:
@@ -66,3 +65,13 @@ def _load_eagle3(target: Loaded, text: str, config: Any, dtype: str, device: str
     model = model.to(named_device(device), wanted).eval().requires_grad_(False)
     check_pair(target, Loaded(model, load_tokenizer(text), text, "", model.dtype))
     return Eagle3Draft(model, target.model.get_input_embeddings())
+
+
+def _with_weights(model: Any, text: str, dtype: torch.dtype) -> Any:
+    """`model` with the weights of a folder or Hub id; those of an adapter are added to its base's."""
+    reference = parse_reference(text)
+    base = adapter_base(reference.location, **reference.arguments())
+    if base is None:
+        load_weights(model, reference.location, **reference.arguments())
+        return model
+    return merge_adapter(_with_weights(model, base, torch.float32), reference.location, dtype, **reference.arguments())

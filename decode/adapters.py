@@ -1,0 +1,55 @@
+"""Drafts and targets that are LoRA adapters of another model (peft), as they are when merged into it."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils.hub import cached_file
+
+from configs.errors import UserError
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def adapter_base(location: str, **arguments: Any) -> str | None:
+    """The model that the adapter in a folder or Hub repository belongs to; None where there is no adapter.
+
+    A relative path is looked up from here, then from the adapter's folder. Raises UserError for one that names no base.
+    """
+    file = cached_file(
+        location, ADAPTER_CONFIG, _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False, **arguments,
+    )  # fmt: skip
+    if file is None:
+        return None
+    try:
+        base = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except ValueError:
+        base = None
+    if not base:
+        raise UserError(f"{location}: {ADAPTER_CONFIG} names no base model (base_model_name_or_path)")
+    beside = Path(location) / base
+    if not Path(base).exists() and beside.exists():
+        return str(beside)
+    if not Path(base).exists() and (Path(base).is_absolute() or base.startswith(".") or base.count("/") > 1):
+        raise UserError(f"{location}: its base model {base} is gone; put it there, or correct {ADAPTER_CONFIG}")
+    return str(base)
+
+
+def merge_adapter(model: Any, location: str, dtype: torch.dtype, **arguments: Any) -> Any:
+    """`model` in float32 with the adapter's weights added to its own, then in `dtype`.
+
+    Raises UserError for an adapter that does not fit.
+    """
+    from peft import PeftModel
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Found missing adapter keys")  # peft goes on without them
+            merged = PeftModel.from_pretrained(model, location, **arguments).merge_and_unload()
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, UserWarning) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"{location}: the adapter does not fit its base model ({first})") from error
+    return merged.to(dtype)
