@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,7 +97,9 @@ def writing(path: Path, temporary: Path) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch reports it as a RuntimeError
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, RuntimeError) and not re.search("writ|iostream|open file", str(error)):
+            raise  # torch reports failed writes so, and much else
         shutil.rmtree(temporary, ignore_errors=True)
         said = str(error).strip().splitlines()
         raise UserError(

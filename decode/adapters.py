@@ -18,16 +18,14 @@ def adapter_base(location: str, **arguments: Any) -> str | None:
 
     A relative path is looked up from here, then from the adapter's folder. Raises UserError for one that names no base.
     """
-    file = cached_file(
-        location, ADAPTER_CONFIG, _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False, **arguments,
-    )  # fmt: skip
+    file = find_file(location, ADAPTER_CONFIG, **arguments)
     if file is None:
         return None
     try:
-        base = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        said = json.loads(Path(file).read_text(encoding="utf-8"))
     except ValueError:
-        base = None
+        said = {}
+    base = said.get("base_model_name_or_path")
     if not base:
         raise UserError(f"{location}: {ADAPTER_CONFIG} names no base model (base_model_name_or_path)")
     beside = Path(location) / base
@@ -35,7 +33,19 @@ def adapter_base(location: str, **arguments: Any) -> str | None:
         return str(beside)
     if not Path(base).exists() and (Path(base).is_absolute() or base.startswith(".") or base.count("/") > 1):
         raise UserError(f"{location}: its base model {base} is gone; put it there, or correct {ADAPTER_CONFIG}")
-    return str(base)
+    revision = said.get("revision")
+    return f"{base}@{revision}" if revision and not Path(base).exists() else str(base)
+
+
+def find_file(location: str, name: str, **arguments: Any) -> str | None:
+    """Where a file of a folder or Hub repository lies; None where there is none, or no such repository."""
+    try:
+        return cached_file(
+            location, name, _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False, **arguments,
+        )  # fmt: skip
+    except OSError:
+        return None
 
 
 def merge_adapter(model: Any, location: str, dtype: torch.dtype, **arguments: Any) -> Any:

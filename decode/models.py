@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from configs.errors import UserError
-from decode.adapters import ADAPTER_CONFIG, adapter_base, merge_adapter
+from decode.adapters import ADAPTER_CONFIG, adapter_base, find_file, merge_adapter
 from decode.chat import template_fingerprint
 from decode.drafts.head import SIZE, is_feature_draft, load_trimmed
 
@@ -173,7 +173,7 @@ def describe_model(text: str) -> Loaded:
         generation = GenerationConfig.from_model_config(config)
     model = SimpleNamespace(config=config, generation_config=generation)
     stored_dtype = config.dtype or torch.float32
-    return Loaded(model, load_tokenizer(text), text, weights_revision(reference, config), stored_dtype)
+    return Loaded(model, load_tokenizer(text), text, adapter_revision(text), stored_dtype)
 
 
 def load_tokenizer(text: str) -> Any:
@@ -207,9 +207,10 @@ def read_model_config(text: str) -> Any:
 
 
 def _base_if_missing(reference: Reference, file: str) -> str | None:
-    """The base model of an adapter folder that lacks this file."""
-    is_bare = reference.is_local and not reference.gguf and not (Path(reference.location) / file).is_file()
-    return adapter_base(reference.location) if is_bare else None
+    """The base model of an adapter, in a folder or on the Hub, that lacks this file."""
+    if reference.gguf or find_file(reference.location, file, **reference.arguments()):
+        return None
+    return adapter_base(reference.location, **reference.arguments())
 
 
 def check_pair(target: Loaded, draft: Loaded) -> None:

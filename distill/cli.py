@@ -14,6 +14,7 @@ from distill.verb_show import show
 from distill.verb_vocabulary import vocabulary
 from eval.verb_compare import compare
 from eval.verb_eval import evaluate
+from train.publish.verb_merge import merge
 from train.publish.verb_push import push
 
 VERBS: dict[str, Callable[..., None]] = {
@@ -28,6 +29,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "eval": evaluate,
     "compare": compare,
     "decode": decode,
+    "merge": merge,
     "push": push,
 }
 

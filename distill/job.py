@@ -2,10 +2,8 @@
 
 import json
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from configs.provenance import provenance
 from configs.reader import write_config
 from configs.settings import StrictSettings
 from decode.drafts.head import head_ids
-from decode.drafts.kinds import load_draft
+from decode.drafts.kinds import draft_revision, load_draft
 from decode.length import read_costs
 from decode.models import Loaded, load_model
 from distill.answers import DataSettings, with_template
@@ -31,6 +29,7 @@ from distill.calibration import fit_temperatures, store_temperatures
 from distill.claims import check_answers, check_inputs, check_output, target_identity
 from distill.logit_cache import CacheSettings, LogitCache
 from distill.measuring import AcceptanceHook
+from distill.memory import memory_advice
 from distill.objectives import objective
 from distill.on_policy import OnPolicy, OnPolicySettings
 from distill.rows import Reading, Row, read_rows, split_held_out
@@ -39,7 +38,8 @@ from distill.step import DistillStep
 from distill.students import save_memory
 from distill.supply import Supply, micro_batches_per_step
 from distill.teacher import Teacher, check_packing, check_plain_head
-from train.checkpoint import Progress, remove_checkpoints
+from eval.stats import FEWEST_PROMPTS
+from train.checkpoint import Progress, check_processes, remove_checkpoints
 from train.loop import TrainSettings, train
 from train.parallel import gather_weights, launch_name, shards_weights, start_accelerator
 from train.tracking import check_tracker, end_tracker, start_tracker
@@ -113,30 +113,50 @@ def run(settings: JobSettings) -> Path:
     """Distil the draft that `settings` describe and return its folder.
 
     A finished run is returned as it is; a killed one goes on from its last checkpoint. Raises UserError for bad
-    data and for an output folder that holds another run.
+    data, for an output folder that holds another run, and where memory runs out.
     """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
     check_output(settings.output, settings)
+    check_processes(settings.output / "checkpoints", processes)
     check_tracker(settings.train.tracker)
+    if settings.teacher == "sharded" and processes == 1:
+        raise UserError("teacher=sharded has no effect on one process; launch several or leave it out")
+    with memory_advice(settings, processes):
+        return _run(settings)
+
+
+def _run(settings: JobSettings) -> Path:
     micro_batches = micro_batches_per_step(settings.train)
     draft_folder, done = settings.output / "draft", settings.output / "done.json"
     target = with_template(load_model(settings.target, settings.teacher_dtype, device="cpu"), settings.data)
     every_row = read_data(settings, target)
     rows, held_out = split_held_out(every_row, settings.data.held_out_rows, settings.data.held_out_seed)
+    if settings.train.patience and len(held_out) < FEWEST_PROMPTS:
+        raise UserError(
+            f"train.patience needs {FEWEST_PROMPTS} held-out rows for an interval, and there are {len(held_out)}; "
+            "raise data.held_out_rows"
+        )
+    costs = read_costs(settings.latency_profile) if settings.latency_profile else None
     inputs = {"answers_sha256": sha256(settings.data.answers)} | target_identity(target)
     del inputs["name"]
+    if settings.draft.init not in ("target", "scratch"):
+        inputs["init_revision"] = draft_revision(settings.draft.init)
+    if settings.latency_profile:
+        inputs["latency_profile_sha256"] = sha256(settings.latency_profile)
     check_inputs(settings.output, inputs)
     if done.is_file():
         remove_checkpoints(settings.output / "checkpoints")
         print(f"{draft_folder}: this run is finished already", file=sys.stderr)
         return draft_folder
-    costs = read_costs(settings.latency_profile) if settings.latency_profile else None
     draft, sequences = make_draft(settings.draft, target, rows, settings.seed), _sequences(settings, target, rows)
     cache = _cache(settings, target, every_row)
     accelerator = _start(settings, micro_batches, inputs)
 
-    teacher, draft = Teacher(target.model.to(accelerator.device)), draft.to(accelerator.device)
+    teacher = Teacher(target.model)
     if settings.teacher == "sharded":
-        teacher.shard(accelerator)
+        teacher.shard(accelerator)  # before it moves: whole it may not fit there
+    target.model.to(accelerator.device)
+    draft = draft.to(accelerator.device)
     whole = deepcopy(draft) if shards_weights(accelerator) else draft
     student, drafter = make_student(settings.draft, draft), make_drafter(settings.draft, whole, target)
     if settings.train.activation_checkpointing:
@@ -176,10 +196,9 @@ def run(settings: JobSettings) -> Path:
         training = record | _training_record(settings, target, progress, values)
         save_draft(whole, target, settings.draft.kind, training, draft_folder)
 
-    with _memory_advice(settings):
-        progress = train(
-            accelerator, step, step.figures, supply, settings.train, settings.output, hook, keep_best, step.learn
-        )
+    progress = train(
+        accelerator, step, step.figures, supply, settings.train, settings.output, hook, keep_best, step.learn
+    )
     if accelerator.is_main_process:
         sampled = [row for row in rows if not (row.greedy or law.is_greedy)][:CALIBRATION_ROWS]
         if sampled:
@@ -191,28 +210,6 @@ def run(settings: JobSettings) -> Path:
     teacher.finish()
     end_tracker(accelerator)
     return draft_folder
-
-
-@contextmanager
-def _memory_advice(settings: JobSettings) -> Iterator[None]:
-    """A run that needs more memory than there is ends with what would need less, largest saving first."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not re.search("out of memory|can't allocate memory", str(error)):
-            raise
-        micro_rows, chunk_tokens = settings.train.micro_rows, settings.chunk_tokens
-        knobs = [
-            f"train.micro_rows={micro_rows // 2}" if micro_rows > 1 else "",
-            "" if settings.train.activation_checkpointing else "train.activation_checkpointing=true",
-            f"chunk_tokens={chunk_tokens // 2}" if chunk_tokens > 1 else "",
-            "" if settings.teacher == "sharded" else "teacher=sharded on several processes",
-        ]
-        raise UserError(
-            f"out of memory ({str(error).splitlines()[0] if str(error) else 'MemoryError'}); start the run again, it "
-            f"goes on from its last checkpoint, with {', '.join(filter(None, knobs))}; or name another output with "
-            f"data.max_tokens={settings.data.max_tokens // 2}"
-        ) from error
 
 
 def _sequences(settings: JobSettings, target: Loaded, rows: list[Row]) -> list[list[Row]]:
@@ -287,7 +284,7 @@ def _start(settings: JobSettings, micro_batches: int, inputs: dict[str, str]) ->
         write_config(settings, settings.output / "config.yaml")
         recover(settings.output / "draft")
     if tracker:
-        start_tracker(accelerator, tracker, settings.model_dump(mode="json"))
+        start_tracker(accelerator, tracker, settings.output / "tracker", settings.model_dump(mode="json"))
     return accelerator
 
 

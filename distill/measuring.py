@@ -48,6 +48,7 @@ class AcceptanceHook:
         self._gamma = num_draft_tokens
         self._positions = num_draft_tokens if draft.taps else 1
         self._lengths = [num_draft_tokens] if costs is None else list(range(1, max(costs.v)))
+        self._longest = max(num_draft_tokens, *self._lengths)
         self.score = "tau" if costs is None else "speedup"
 
     def measure(self) -> Measured:
@@ -96,8 +97,7 @@ class AcceptanceHook:
 
     def _replay(self, row: Row) -> list[Replay]:
         law = self._law.greedy() if row.greedy else self._law
-        longest = max(self._gamma, self._positions)
-        return replay_row(self._draft, self._teacher, row, law, self._eos_ids, self._accelerator.device, longest)
+        return replay_row(self._draft, self._teacher, row, law, self._eos_ids, self._accelerator.device, self._longest)
 
     def _figures(self, texts: Sequence[Replay]) -> list[float]:
         rounds = {
@@ -110,7 +110,7 @@ class AcceptanceHook:
 
     def _marked(self, row: Row, texts: Sequence[Replay]) -> str:
         """The start of a row's first answer, with what the draft would more likely get rejected in brackets."""
-        first = row.is_answer.index(True) + 1  # prefill gives the answer's first token
+        first = row.is_answer.index(True, 1) + 1  # prefill gives the answer's first token
         chances = texts[0].number(0).overlap[:SAMPLE_TOKENS]
         pieces = [self._tokenizer.decode(row.ids[first - 1])]
         for token, chance in zip(row.ids[first : first + len(chances)], chances, strict=True):

@@ -98,7 +98,7 @@ def make_draft(settings: DraftSettings, target: Loaded, rows: Sequence[Row], see
     Raises UserError for what cannot be.
     """
     if settings.init not in ("target", "scratch"):
-        return _started_from(settings, target, rows)
+        return _started_from(settings, target, rows, seed)
     ids = _chosen_ids(settings, target, rows)
     if settings.kind == "eagle3":
         taps = chosen_taps(settings, target.model.config)
@@ -123,7 +123,7 @@ def _chosen_ids(settings: DraftSettings, target: Loaded, rows: Sequence[Row]) ->
     return ids
 
 
-def _started_from(settings: DraftSettings, target: Loaded, rows: Sequence[Row]) -> Any:
+def _started_from(settings: DraftSettings, target: Loaded, rows: Sequence[Row], seed: int) -> Any:
     """The weights of another draft, or of any model with the same tokenizer, to go on from."""
     init, config = settings.init, read_model_config(settings.init)
     kind = "eagle3" if is_feature_draft(config) else "lm"
@@ -134,6 +134,10 @@ def _started_from(settings: DraftSettings, target: Loaded, rows: Sequence[Row]) 
     if settings.taps not in ((), taps):
         raise UserError(f"draft.init {init}: reads hidden states {list(taps)}; leave draft.taps out, or set it so")
     if ids is None and settings.vocabulary and kind == "lm":
+        if settings.lora.rank:
+            raise UserError(
+                f"draft.init {init}: its head is whole, and an adapter cannot trim it; leave draft.vocabulary out"
+            )
         chosen = _chosen_ids(settings, target, rows)
         assert chosen is not None
         trim_head(draft, chosen)
@@ -143,7 +147,7 @@ def _started_from(settings: DraftSettings, target: Loaded, rows: Sequence[Row]) 
             f"leave it out, or set {_head_rows(draft)}"
         )
     if settings.lora.rank:
-        add_lora(draft, settings.lora, init)
+        add_lora(draft, settings.lora, init, seed)
     return draft
 
 

@@ -115,7 +115,8 @@ class _ChunkedSum(torch.autograd.Function):
         total = hidden.new_zeros((), dtype=torch.float32)
         figures: Tensor | float = 0.0
         hidden_grad = torch.empty_like(hidden)
-        head_grad = torch.zeros_like(head) if head.requires_grad else None
+        summed_in = torch.promote_types(head.dtype, torch.float32)
+        head_grad = torch.zeros_like(head, dtype=summed_in) if head.requires_grad else None
         # Products in autocast's dtype where it is on, the loss at least in float32.
         product_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.dtype
         matrix = head.detach().to(product_dtype)
@@ -134,7 +135,7 @@ class _ChunkedSum(torch.autograd.Function):
                     _add_product(head_grad, q_grad.flatten(0, 1).T, inputs.flatten(0, 1))
                 total += chunk_loss.detach()
                 figures = figures + of_chunk.detach().sum(-1)
-        ctx.save_for_backward(hidden_grad, head_grad)
+        ctx.save_for_backward(hidden_grad, None if head_grad is None else head_grad.to(head.dtype))
         assert isinstance(figures, Tensor), "there is a supervised place"
         ctx.mark_non_differentiable(figures)
         return total, figures

@@ -31,7 +31,8 @@ class LMStudent(nn.Module):
 
     @property
     def layers(self) -> nn.ModuleList:
-        return self.model.get_decoder().layers
+        found: nn.ModuleList = getattr(self.model.get_decoder(), "layers", nn.ModuleList())  # some name them otherwise
+        return found
 
     def forward(self, ids: Tensor, predicts: Tensor, positions: Tensor | None = None) -> Unrolled:
         """ids, predicts, positions [B, T], as in distill.batches.Batch."""

@@ -21,18 +21,16 @@ class Teacher:
         self._lockstep: Lockstep | None = None
 
     def shard(self, accelerator: Any) -> None:
-        """Share the layers' weights out over the processes; each pass is then one of all processes together.
+        """Share the layers' weights out over the processes' devices; a pass is then one of all processes together.
 
-        Raises UserError for one process, and for a model whose layers are not found.
+        Raises UserError for a model whose layers are not found.
         """
-        if accelerator.num_processes == 1:
-            raise UserError("teacher=sharded has no effect on one process; launch several or leave it out")
         body = self._model.get_decoder()
         if not hasattr(body, "layers"):
             raise UserError(
                 f"teacher=sharded: a {self._model.config.model_type} model names its layers otherwise; use replicated"
             )
-        shard_frozen(body.layers)
+        shard_frozen(body.layers, accelerator.device.type)
         some_ids = torch.zeros(1, 1, dtype=torch.long, device=accelerator.device)
         self._lockstep = Lockstep(body, accelerator, lambda: read_body(self._model, some_ids, None))
 

@@ -54,7 +54,7 @@ def distill(
 
     options = {"max_tokens": max_tokens, "max_minutes": max_time, "keep_checkpoints": keep}
     said = [f"train.{name}={value}" for name, value in options.items() if value is not None]
-    settings = read_config(JobSettings, config, [*(overrides or []), *said, *(warm_start(init) if init else [])])
+    settings = read_config(JobSettings, config, [*(warm_start(init) if init else []), *(overrides or []), *said])
     if print_config:
         print(to_yaml(settings), end="")
         return
@@ -63,8 +63,8 @@ def distill(
     if launch:
         from train.launching import launch as launch_processes
 
-        rest = [argument for argument in _without(sys.argv[1:], "--launch", "--num-processes") if argument != "distill"]
-        sys.exit(launch_processes(launch, num_processes, "distill", rest))
+        given = sys.argv[2:] if sys.argv[1:2] == ["distill"] else sys.argv[1:]  # draftsmith distill, python -m distill
+        sys.exit(launch_processes(launch, num_processes, "distill", _without(given, "--launch", "--num-processes")))
     run(settings)
 
 

@@ -12,33 +12,34 @@ data() {
     draftsmith data cache --config configs/smollm2-eagle3.yaml --yes
 }
 
-measure() { # DRAFT OUT [OPTIONS]: 128 prompts of the suite, 64 tokens each
-    local draft=$1 out=$2
-    shift 2
-    draftsmith eval --target $target --draft "$draft" --max-prompts 128 --out "$out" "$@"
+measure() { # DRAFT OUT PROMPTS [OPTIONS]: prompts of the suite, 64 tokens each
+    local draft=$1 out=$2 prompts=$3
+    shift 3
+    draftsmith eval --target $target --draft "$draft" --max-prompts "$prompts" --out "$out" "$@"
 }
 
 flagship() {
     data
     python -m distill --config configs/smollm2-eagle3.yaml
-    measure runs/flagship/draft runs/flagship --num-draft-tokens 3
-    measure runs/flagship/draft runs/flagship-t1 --num-draft-tokens 3 --temperature 1
+    measure runs/flagship/draft runs/flagship 128 --num-draft-tokens 2
+    measure runs/flagship/draft runs/flagship-t1 128 --num-draft-tokens 2 --temperature 1
 }
 
 kinds() {
     data
     python -m distill --config configs/smollm2-lm.yaml
-    measure runs/smollm2-lm/draft runs/smollm2-lm --num-draft-tokens 1
-    measure runs/smollm2-lm/draft runs/smollm2-lm-t1 --num-draft-tokens 1 --temperature 1
+    measure runs/smollm2-lm/draft runs/smollm2-lm 64 --num-draft-tokens 2
+    measure runs/smollm2-lm/draft runs/smollm2-lm-t1 64 --num-draft-tokens 2 --temperature 1
+    scripts/compare_drafts.py configs/smollm2-eagle3.yaml eagle3=runs/flagship/draft lm=runs/smollm2-lm/draft
 }
 
-objectives() { # each with three seeds, some 200,000 tokens
+objectives() { # each with three seeds, some 200,000 tokens, one unrolled step
     data
     local names="forward_kl reverse_kl jensen_shannon total_variation negative_log_alpha hybrid" compared="" name seed
     for name in $names; do
         local drafts=""
         for seed in 0 1 2; do
-            short "objective-$name-$seed" objective.name="$name" seed=$seed
+            short "objective-$name-$seed" objective.name="$name" seed=$seed draft.unroll_steps=1
             drafts+=",runs/short/objective-$name-$seed/draft"
         done
         compared+=" $name=${drafts#,}"
@@ -53,19 +54,19 @@ shapes() { # size of the head and unrolled steps, some 200,000 tokens each
     local size steps
     for size in 4096 8192 16384 0; do
         short "vocabulary-$size" draft.vocabulary=$size
-        measure "runs/short/vocabulary-$size/draft" "runs/short/vocabulary-$size" --num-draft-tokens 2 --max-prompts 32
+        measure "runs/short/vocabulary-$size/draft" "runs/short/vocabulary-$size" 24 --num-draft-tokens 2
     done
-    for steps in 1 2 3; do short "unroll-$steps" draft.unroll_steps=$steps; done
-    scripts/compare_drafts.py configs/smollm2-eagle3.yaml 3=runs/short/unroll-3/draft 2=runs/short/unroll-2/draft \
-        1=runs/short/unroll-1/draft
+    for steps in 1 2; do short "unroll-$steps" draft.unroll_steps=$steps; done
+    scripts/compare_drafts.py configs/smollm2-eagle3.yaml 3=runs/short/vocabulary-8192/draft \
+        2=runs/short/unroll-2/draft 1=runs/short/unroll-1/draft
 }
 
 verification() { # token against block at T = 0.7 and 1, the flagship
     local temperature rule
     for temperature in 0.7 1; do
         for rule in token block; do
-            measure runs/flagship/draft "runs/verification-$temperature-$rule" --num-draft-tokens 3 \
-                --temperature $temperature --verifier $rule --max-prompts 64
+            measure runs/flagship/draft "runs/verification-$temperature-$rule" 32 --num-draft-tokens 3 \
+                --temperature $temperature --verifier $rule
         done
     done
 }
@@ -73,8 +74,8 @@ verification() { # token against block at T = 0.7 and 1, the flagship
 short() { # NAME OVERRIDES: a run of the flagship's recipe at a small budget
     local name=$1
     shift
-    python -m distill --config configs/smollm2-eagle3.yaml "output=runs/short/$name" train.steps=170 \
-        train.measure_every=170 train.save_every=170 "$@"
+    python -m distill --config configs/smollm2-eagle3.yaml "output=runs/short/$name" train.steps=150 \
+        train.measure_every=150 train.save_every=150 "$@"
 }
 
 if [ $# -eq 0 ]; then set -- flagship kinds objectives shapes verification; fi

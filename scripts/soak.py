@@ -6,9 +6,9 @@ usage: scripts/soak.py [--kills 20] [--seed 0] [--processes 1] [--out runs/soak]
 A small random target that it makes itself. A run that nobody kills comes first; then the same run is killed
 `--kills` times in all: at random moments of each stage, and a part of the kills of training while a checkpoint is
 being written. Every restart must keep what was whole before: rows of answers, shards of the cache, the newest whole
-checkpoint. At the end the killed run must have the answers, the losses and the draft's weights of the other, bit for
-bit. The last line is one JSON object: `kills`, `in_checkpoint`, `lost` (0 when it passes), `equal`. Exit code 1 when
-something was lost.
+checkpoint, from which training must say that it goes on. At the end the killed run must have the answers, the losses
+and the draft's weights of the other, bit for bit. The last line is one JSON object: `kills`, `in_checkpoint`, `lost`
+(0 when it passes), `equal`. Exit code 1 when something was lost, or fewer kills than asked for hit a run.
 """
 
 import argparse
@@ -77,9 +77,9 @@ class Stage:
             return bool(before) and (not now or int(now[0]) < int(before[0]))
         return now[: len(before)] != before
 
-    def in_checkpoint(self) -> bool:
-        """Whether a checkpoint is being written at this moment."""
-        return any((self.folder / "run" / "checkpoints").glob("*.tmp"))
+    def being_written(self) -> set[str]:
+        """Checkpoints under their temporary names; those of earlier kills stay until their step comes again."""
+        return {path.name for path in (self.folder / "run" / "checkpoints").glob("*.tmp")}
 
     def _answers(self) -> list[str]:
         path = self.folder / "answers.jsonl"
@@ -133,27 +133,35 @@ def killed_run(stage: Stage, seconds: dict, kills: int, chance: random.Random, l
         for number in range(planned[name]):
             if stage.done(name):
                 break
-            before, process = stage.finished_work(name), start(command, log)
-            in_checkpoint = name == "train" and number % 3 == 0
-            if in_checkpoint:
-                wait_for(process, lambda: not stage.in_checkpoint())
-                wait_for(process, stage.in_checkpoint)
+            before, stale, said = stage.finished_work(name), stage.being_written(), log.stat().st_size
+            process = start(command, log)
+            if name == "train" and number % 3 == 0:
+                wait_for(process, lambda stale=stale: stage.being_written() - stale)
             else:
                 deadline = time.time() + chance.uniform(0.3, 1.0) * seconds[name]
                 wait_for(process, lambda deadline=deadline: time.time() > deadline)
             if process.poll() is None:
-                result["in_checkpoint"] += stage.in_checkpoint()
                 kill(process)
                 result["kills"] += 1
+                result["in_checkpoint"] += bool(stage.being_written() - stale)
             elif process.returncode:
                 raise SystemExit(f"{name} ended with {process.returncode}; see {log}")
-            lost = stage.lost(name, before)
+            lost = stage.lost(name, before) or started_elsewhere(name, before, log, said)
             result["lost"] += lost
             CONSOLE.print(
                 f"{name} {number}: {len(before)} -> {len(stage.finished_work(name))}{' LOST' if lost else ''}"
             )
         finish(stage, name, command, log)
     return result
+
+
+def started_elsewhere(name: str, before: list[str], log: Path, said: int) -> bool:
+    """Whether training that came as far as its first step did not go on from the newest whole checkpoint."""
+    with log.open(errors="replace") as stream:
+        stream.seek(said)
+        text = stream.read()
+    has_begun = "step " in text or "resuming" in text
+    return name == "train" and bool(before) and has_begun and f"resuming after step {before[0]}\n" not in text
 
 
 def finish(stage: Stage, name: str, command: list[str], log: Path) -> None:
@@ -192,10 +200,11 @@ def main() -> None:
         finish(whole, name, command, out / "whole.log")
         seconds[name] = time.time() - began
         CONSOLE.print(f"{name}: {seconds[name]:.1f} s when nobody kills it")
+    (out / "killed.log").touch()
     result = killed_run(stage, seconds, given.kills, chance, out / "killed.log")
     result["equal"] = same(out / "whole", out / "killed")
     print(json.dumps(result))
-    sys.exit(0 if result["equal"] and not result["lost"] else 1)
+    sys.exit(0 if result["equal"] and not result["lost"] and result["kills"] == given.kills else 1)
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def test_a_draft_trains_from_scratch(job, tmp_path):
     assert losses(tmp_path / "scratch")[-1] < losses(tmp_path / "scratch")[0]
 
 
-def test_how_a_run_is_done_may_change_when_it_goes_on(finished, job, capfd):
+def test_how_a_run_is_done_may_change_when_it_is_started_again(finished, job, capfd):
     run_here(job(finished, "train.micro_rows=4", "chunk_tokens=7", "train.activation_checkpointing=true"))
     assert "finished already" in capfd.readouterr().err
 

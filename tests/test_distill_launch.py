@@ -121,6 +121,23 @@ def test_p03_a_row_that_is_left_out_on_one_process_hangs_nobody(tmp_path, job, t
     assert json.loads((tmp_path / "run/draft/training.json").read_text())["launch"] == "MULTI_CPU x 2"
 
 
+def test_sigterm_to_our_own_launcher_saves_and_exits_with_143(job, tmp_path):
+    output = tmp_path / "run"
+    more = ["train.steps=4000", "train.save_every=4000", "train.measure_every=4000"]
+    command = [str(BIN / "draftsmith"), "distill", *job(output), *more, "--launch", "ddp", "--num-processes", "2"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        until = time.time() + 120
+        while not (output / "metrics.jsonl").is_file() or len(metrics(output)) < 5:
+            assert time.time() < until
+            time.sleep(0.05)
+        process.terminate()
+        said = process.communicate(timeout=120)[1]
+    assert process.returncode == 143, said
+    assert "asked to stop: saved after step" in said
+    (checkpoint,) = (output / "checkpoints").iterdir()
+    assert json.loads((checkpoint / "progress.json").read_text())["processes"] == 2
+
+
 def test_a_mistake_under_our_own_launcher_is_one_line_and_exit_code_2(job, tmp_path):
     command = [str(BIN / "draftsmith"), "distill", *job(tmp_path / "run", "train.batch_rows=7"), "--launch=zero3"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=120)
@@ -131,6 +148,7 @@ def test_a_mistake_under_our_own_launcher_is_one_line_and_exit_code_2(job, tmp_p
 
 def test_a_launcher_inside_a_launcher_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     with pytest.raises(UserError, match=r"--launch starts accelerate itself; leave it out under"):
         launch_processes("ddp", 2, "distill", [])
 

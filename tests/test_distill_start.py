@@ -15,6 +15,8 @@ from decode.models import load_model
 from distill.answers import DataSettings, write_answers
 from distill.build import build_lm_draft, save_draft
 from distill.shape import warm_start
+from distill.verb_distill import distill
+from train.publish.merge import merge
 
 NO_SHAPE = "draft.layers=[0,-1]"  # the default
 
@@ -79,6 +81,41 @@ def test_an_adapter_of_a_causal_lm_adds_its_product_to_the_weights(job, tmp_path
     assert load_model(str(draft)).tokenizer.get_vocab() == target.tokenizer.get_vocab()
 
 
+def test_the_same_seed_draws_the_same_adapter(job, tmp_path, tiny_draft):
+    runs = [from_draft(job, tmp_path / name, tiny_draft, "draft.lora.rank=2", "train.steps=2") for name in "ab"]
+    one, other = ((draft / "adapter_model.safetensors").read_bytes() for draft in runs)
+    assert one == other
+
+
+@pytest.mark.parametrize("kind", ["lm", "eagle3"])
+def test_an_adapter_merges_into_a_folder_that_needs_it_no_more(base, job, tmp_path, tiny_target, tiny_draft, kind):
+    start = base / "untrained" if kind == "eagle3" else tiny_draft
+    more = ["draft.lora.rank=2", "train.steps=4", "train.optim.learning_rate=1e-2"]
+    adapter = from_draft(job, tmp_path / "lora", start, *more)
+    merged = merge(str(adapter), tmp_path / "merged")
+    target = load_model(str(tiny_target), "float32")
+    one, other = (load_draft(target, str(folder), "float32").model for folder in (adapter, merged))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert not any(path.name.startswith("adapter") for path in merged.iterdir())
+    assert str(tmp_path) not in "".join(path.read_text(errors="replace") for path in merged.glob("*.json"))
+    with pytest.raises(UserError, match=r"merged: exists already"):
+        merge(str(adapter), merged)
+    with pytest.raises(UserError, match=r"not an adapter"):
+        merge(str(merged), tmp_path / "again")
+
+
+def test_what_a_user_says_beside_init_is_checked_against_it(base, job, tmp_path):
+    with pytest.raises(UserError, match=r"its head has 200 ids, and draft.vocabulary is 50"):
+        distill(overrides=[*job(tmp_path / "a", NO_SHAPE), "draft.vocabulary=50"], init=str(base / "draft"))
+    with pytest.raises(UserError, match=r"draft.layers has no effect"):
+        distill(overrides=job(tmp_path / "b"), init=str(base / "draft"))
+
+
+def test_early_stopping_is_refused_at_once_where_no_interval_can_be_had(job, tmp_path):
+    with pytest.raises(UserError, match=r"train.patience needs 5 held-out rows for an interval, and there are 3"):
+        run_here(job(tmp_path / "run", "train.patience=1", "data.held_out_rows=3"))
+
+
 def test_an_adapter_of_peft_without_config_or_tokenizer_loads_everywhere(tiny_target, tiny_draft, tmp_path):
     from peft import LoraConfig, get_peft_model
 
@@ -113,11 +150,17 @@ def test_an_adapter_that_does_not_fit_or_has_lost_its_base_is_refused(base, job,
         (["draft.kind=lm", "draft.taps=[]"], r"is of kind eagle3, and draft.kind is lm"),
         (["draft.taps=[0,1,2]"], r"reads hidden states \[1, 2\]|leave draft.taps out"),
         (["draft.vocabulary=50"], r"its head has 200 ids, and draft.vocabulary is 50; leave it out, or set 200"),
+        (["draft.lora.alpha=3"], r"draft.lora.alpha has no effect without draft.lora.rank"),
     ],
 )
 def test_settings_that_do_not_fit_the_draft_are_refused(base, job, tmp_path, more, words):
     with pytest.raises(UserError, match=words):
         from_draft(job, tmp_path / "run", base / "draft", *more)
+
+
+def test_an_adapter_cannot_trim_a_head(job, tmp_path, tiny_draft):
+    with pytest.raises(UserError, match=r"its head is whole, and an adapter cannot trim it"):
+        from_draft(job, tmp_path / "run", tiny_draft, "draft.lora.rank=2", "draft.vocabulary=64")
 
 
 def test_an_adapter_needs_a_draft_and_a_feature_draft_has_no_scratch(job, tmp_path):

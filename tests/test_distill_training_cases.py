@@ -11,9 +11,12 @@ import torch
 from conftest import CASES
 from jobs import ROOT, environment
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from configs.errors import UserError
+from configs.reader import read_config
 from distill.batches import Schedule, collate
+from distill.job import JobSettings, run
 from distill.objectives import forward_kl, jensen_shannon, objective, reverse_kl, total_variation
 from distill.rows import Row
 from distill.step import DistillStep
@@ -124,6 +127,31 @@ def test_r01_a_resumed_run_sees_the_rows_that_an_unbroken_one_sees(processes):
     assert [again.rows_of(step) for step in range(8, 18)] == whole[8:]
     shares = [[again.share_of(step, i, processes) for i in range(processes)] for step in range(18)]
     assert [sorted(chain(*share)) for share in shares] == [sorted(rows) for rows in whole]
+
+
+def test_r03_another_number_of_processes_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+    """Neither the target nor the answers exist."""
+    folder = tmp_path / "checkpoints" / "step-000004"
+    folder.mkdir(parents=True)
+    (folder / "sizes.json").write_text("{}")
+    (folder / "progress.json").write_text(json.dumps({"step": 4, "processes": 2}))
+    for processes in ("1", "3"):
+        monkeypatch.setenv("WORLD_SIZE", processes)
+        words = rf"saved by 2 processes and cannot be resumed by {processes}; launch with --num_processes 2"
+        with pytest.raises(UserError, match=words):
+            run(read_config(JobSettings, None, ["target=nowhere", f"output={tmp_path}"]))
+
+
+def test_a_model_that_names_its_layers_otherwise_trains(tmp_path):
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=60, n_positions=64)
+    teacher, step = (
+        Teacher(GPT2LMHeadModel(config)),
+        DistillStep(LMStudent(GPT2LMHeadModel(config)), objective("forward_kl")),
+    )
+    batch = collate([[Row(list(range(3, 23)), [True] * 20)]], CPU)
+    loss, _ = step(signal(teacher, batch), ids=batch.ids, predicts=batch.predicts)
+    assert loss.item() > 0
 
 
 MEASURE = """

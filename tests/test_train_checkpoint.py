@@ -62,6 +62,26 @@ def test_a_checkpoint_of_which_a_part_is_missing_is_passed_over(prepared, tmp_pa
     assert load_checkpoint(accelerator, tmp_path).step == 1
 
 
+def test_the_one_that_is_whole_outlives_newer_ones_that_are_not(prepared, tmp_path, capsys):
+    """Resumed from 50 past a torn 100, a run saves 75: neither is 50's successor lost, nor does 100 stay the newest."""
+    accelerator, *_ = prepared
+    for step in (50, 100):
+        save_checkpoint(accelerator, tmp_path, Progress(step=step), keep=2)
+    (tmp_path / "step-000100" / "optimizer.bin").unlink()
+    save_checkpoint(accelerator, tmp_path, Progress(step=75), keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000075"]
+    (tmp_path / "step-000075" / "optimizer.bin").unlink()
+    assert load_checkpoint(accelerator, tmp_path) == Progress()
+    assert "no checkpoint is whole; starting from the beginning" in capsys.readouterr().err
+
+
+def test_checkpoints_are_ordered_by_number(prepared, tmp_path):
+    accelerator, *_ = prepared
+    for step in (999_999, 1_000_000):
+        save_checkpoint(accelerator, tmp_path, Progress(step=step), keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1000000"]
+
+
 def test_another_kind_of_launch_is_refused(prepared, tmp_path):
     accelerator, *_ = prepared
     save_checkpoint(accelerator, tmp_path, Progress(step=1), keep=1)

@@ -19,7 +19,7 @@ TOKENS = 10
 
 
 class Parabola(nn.Module):
-    """Summed loss 10 (w - x)² over ten tokens."""
+    """Summed loss 10 (w - x)² over the ten tokens of each row x."""
 
     def __init__(self):
         super().__init__()
@@ -27,23 +27,25 @@ class Parabola(nn.Module):
         self.seen: list[float] = []
 
     def forward(self, x):
-        self.seen.append(float(x))
-        return TOKENS * (self.weight - x).square().mean(), torch.tensor([[0.5 * TOKENS, TOKENS]])
+        self.seen += x.tolist()
+        loss = TOKENS * sum((self.weight - row).square().mean() for row in x)
+        return loss, torch.tensor([[0.5 * TOKENS * len(x), TOKENS * len(x)]])
 
 
 class Steps:
-    """One micro-batch a step: its number, or what `special` says."""
+    """`rows` rows a step, in micro-batches of `micro_rows`: their numbers, or what `special` says."""
 
-    def __init__(self, special=None, on_step=None):
-        self.special, self.on_step = special or {}, on_step
+    def __init__(self, special=None, on_step=None, rows=1, micro_rows=1):
+        self.special, self.on_step, self.rows, self.micro_rows = special or {}, on_step, rows, micro_rows
 
     def micro_batches(self, step):
         if self.on_step:
             self.on_step(step)
-        return [{"x": torch.tensor(float(self.special.get(step, step % 7)))}]
+        rows = [float(self.special.get(step, (step * self.rows + row) % 7)) for row in range(self.rows)]
+        return [{"x": torch.tensor(rows[i : i + self.micro_rows])} for i in range(0, self.rows, self.micro_rows)]
 
     def supervised_tokens(self, step):
-        return TOKENS
+        return TOKENS * self.rows
 
     planned_tokens = supervised_tokens
 
@@ -66,12 +68,13 @@ class Scores:
 
 
 def run(folder: Path, batches=None, hook=None, module=None, kept=None, **settings):
-    module, hook = module or Parabola(), hook or Scores()
+    module, hook, batches = module or Parabola(), hook or Scores(), batches or Steps()
     settings = TrainSettings(optim=OptimSettings(learning_rate=0.1, warmup_steps=2), **{"steps": 12} | settings)
     keep = (kept if kept is not None else []).append
     folder.mkdir(exist_ok=True)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=batches.rows // batches.micro_rows)
     progress = train(
-        Accelerator(cpu=True), module, ["alpha_1"], batches or Steps(), settings, folder, hook,
+        accelerator, module, ["alpha_1"], batches, settings, folder, hook,
         lambda progress, values: keep((progress.step, values["tau"])), lambda means: None,
     )  # fmt: skip
     return progress, module, hook
@@ -115,24 +118,60 @@ def test_a_budget_of_time_ends_the_run_measured_and_saved(tmp_path):
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
 
 
-def test_sigterm_saves_and_exits_with_143_and_the_run_goes_on_as_if_nothing_had_been(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_exits_with_its_code_and_the_run_goes_on_as_if_nothing_had_been(tmp_path, number, code):
     whole, module, _ = run(tmp_path / "whole")
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
 
     def on_step(step):
         if step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     with pytest.raises(SystemExit) as stopped:
         run(tmp_path / "stopped", Steps(on_step=on_step), save_every=100)
-    assert stopped.value.code == 143
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert stopped.value.code == code
+    assert signal.getsignal(number) is before
     assert [path.name for path in (tmp_path / "stopped" / "checkpoints").iterdir()] == ["step-000005"]
     progress, resumed, _ = run(tmp_path / "stopped", save_every=100)
     assert resumed.seen == module.seen[5:]
     assert torch.equal(resumed.weight, module.weight)
     assert (progress.step, progress.tokens) == (whole.step, whole.tokens)
     assert logged(tmp_path / "stopped", "loss") == logged(tmp_path / "whole", "loss")
+
+
+@pytest.mark.parametrize("stop_at", [4, 9, 11])
+def test_a_measurement_that_was_due_when_the_signal_came_is_made_when_the_run_goes_on(tmp_path, stop_at):
+    """Steps 5 and 10 are measured, and 12, the last one."""
+    scores, kept = [1, 3, 2, 5], []
+    hook = Scores(scores)
+
+    def on_step(step):
+        if step == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        run(tmp_path, Steps(on_step=on_step), hook, kept=kept, measure_every=5)
+    rest = Scores(scores[hook.measurements :])
+    progress, *_ = run(tmp_path, hook=rest, kept=kept, measure_every=5)
+    assert hook.measurements + rest.measurements == 4
+    assert kept == [(0, 1), (5, 3), (12, 5)]
+    assert (progress.step, progress.best_step) == (12, 12)
+    assert logged(tmp_path, "held_out/tau") == scores
+
+
+def test_a_run_may_go_on_with_other_micro_batches(tmp_path):
+    """What fits may change: the rows of a step, and so its gradient, stay."""
+    _, whole, _ = run(tmp_path / "whole", Steps(rows=4, micro_rows=1))
+
+    def on_step(step):
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        run(tmp_path / "run", Steps(on_step=on_step, rows=4, micro_rows=2))  # ten micro-batches
+    _, resumed, _ = run(tmp_path / "run", Steps(rows=4, micro_rows=1))
+    assert torch.allclose(resumed.weight, whole.weight, rtol=1e-5)
+    assert logged(tmp_path / "run", "loss") == pytest.approx(logged(tmp_path / "whole", "loss"), rel=1e-5)
 
 
 def test_a_score_that_has_stopped_rising_ends_the_run_early(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ class Progress:
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    finished: bool = False
+    stopped: bool = False  # before its last step: out of time, or the score no longer rises
+    measured_step: int = -1
     best_score: float | None = None
     best_step: int = 0
     means: list[float] = field(default_factory=list)
@@ -58,8 +60,9 @@ def save_checkpoint(accelerator: Any, folder: Path, progress: Progress, keep: in
             _mark_complete(temporary, progress)
             shutil.rmtree(final, ignore_errors=True)
             temporary.replace(final)
-            for old in _named(folder)[:-keep]:
-                shutil.rmtree(old)
+            newer = [path for path in _named(folder) if _step_of(path) > progress.step]  # not whole, or not resumed
+            for path in [*newer, *[path for path in _named(folder) if path not in newer][:-keep]]:
+                shutil.rmtree(path)
         accelerator.wait_for_everyone()
 
 
@@ -68,22 +71,34 @@ def load_checkpoint(accelerator: Any, folder: Path) -> Progress:
 
     Raises UserError when it was saved by another number of processes, or by another kind of launch.
     """
-    newest = next((path for path in reversed(_named(folder)) if _is_whole(path)), None)
+    newest = _newest(folder)
     if newest is None:
+        if _named(folder) and accelerator.is_main_process:
+            print(f"{folder}: no checkpoint is whole; starting from the beginning", file=sys.stderr)
         return Progress()
-    progress = Progress(**json.loads((newest / PROGRESS).read_text(encoding="utf-8")))
-    if progress.processes != accelerator.num_processes:
-        raise UserError(
-            f"{newest} was saved by {progress.processes} processes and cannot be resumed by "
-            f"{accelerator.num_processes}; launch with --num_processes {progress.processes}"
-        )
+    check_processes(folder, accelerator.num_processes)
+    progress = _progress(newest)
     if progress.launch != launch_name(accelerator):
         raise UserError(
             f"{newest} was saved by {progress.launch} and cannot be resumed by {launch_name(accelerator)}; "
             "launch as before"
         )
     accelerator.load_state(str(newest))
+    accelerator.step = 0  # of micro-batches, of which a step may have another number now
     return progress
+
+
+def check_processes(folder: Path, processes: int) -> None:
+    """Raises UserError where the newest checkpoint in FOLDER was saved by another number of processes."""
+    newest = _newest(folder)
+    if newest is None:
+        return
+    saved = _progress(newest).processes
+    if saved != processes:
+        raise UserError(
+            f"{newest} was saved by {saved} processes and cannot be resumed by {processes}; launch with "
+            f"--num_processes {saved}, or name another output"
+        )
 
 
 def remove_checkpoints(folder: Path) -> None:
@@ -113,4 +128,17 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _named(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("step-*") if path.suffix != ".tmp")
+    return sorted((path for path in folder.glob("step-*") if path.suffix != ".tmp"), key=_step_of)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def _newest(folder: Path) -> Path | None:
+    """The newest whole checkpoint."""
+    return next((path for path in reversed(_named(folder)) if _is_whole(path)), None)
+
+
+def _progress(checkpoint: Path) -> Progress:
+    return Progress(**json.loads((checkpoint / PROGRESS).read_text(encoding="utf-8")))

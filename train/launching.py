@@ -1,5 +1,6 @@
 """Starting several processes of ourselves through accelerate, with the launch configurations that are shipped."""
 
+import importlib.util
 import logging
 import os
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Literal
 
 from configs.errors import UserError
 
+SHUTDOWN_S = 600  # for processes that were asked to stop: they end their step or measurement, and save
 LaunchName = Literal["ddp", "fsdp2", "zero1", "zero2", "zero3", "zero3_offload"]
 
 
@@ -16,8 +18,12 @@ def launch(name: LaunchName, num_processes: int | None, module: str, arguments: 
     None: one process for each accelerator, and as many as the configuration says on a CPU. Raises UserError inside a
     launcher, whose processes must not launch more.
     """
-    if "WORLD_SIZE" in os.environ or any(key.startswith("ACCELERATE_USE_") for key in os.environ):
+    if {"WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"} & os.environ.keys():
         raise UserError("--launch starts accelerate itself; leave it out under `accelerate launch` or torchrun")
+    if name.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
+        raise UserError(f"--launch {name} needs DeepSpeed; install it with: pip install 'draftsmith[deepspeed]'")
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
+
     import torch
     import yaml
 
@@ -40,7 +46,8 @@ def launch(name: LaunchName, num_processes: int | None, module: str, arguments: 
     try:
         launch_command(launch_command_parser().parse_args(options))
     except ChildFailedError as error:
-        return int(error.get_first_failure()[1].exitcode) % 256
+        code = int(error.get_first_failure()[1].exitcode)
+        return code if code >= 0 else 128 - code  # ended by a signal
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0

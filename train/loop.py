@@ -1,13 +1,13 @@
 """The training loop. The module, the batches and the measuring hook are arguments."""
 
+import resource
 import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -16,11 +16,13 @@ from torch import nn
 from configs.errors import UserError
 from configs.settings import StrictSettings
 from train.checkpoint import Progress, load_checkpoint, save_checkpoint
+from train.feed import Batches
 from train.hook import Hook
 from train.optim import OptimSettings, build_optimizer, learning_rate, set_learning_rate
+from train.stopping import out_of_time, planned_steps, requests_to_stop
 from train.tracking import Tracker, TrackerName
 
-TERMINATED = 143  # exit code of a run that SIGTERM ended, as a shell counts it
+FP16_SEARCH = 20  # steps that fp16 may skip on top, while its scale comes down from 2^16
 
 
 class TrainSettings(StrictSettings):
@@ -63,22 +65,6 @@ class TrainSettings(StrictSettings):
     optim: OptimSettings = OptimSettings()
 
 
-class Batches(Protocol):
-    """The rows of a step are a function of the step, so a resumed run sees the same ones."""
-
-    def micro_batches(self, step: int) -> list[dict[str, Any]]:
-        """Inputs of the module for each forward pass of this process in step `step`; equally many everywhere."""
-        ...
-
-    def supervised_tokens(self, step: int) -> int:
-        """Supervised tokens of step `step` over all processes together: what its loss is divided by."""
-        ...
-
-    def planned_tokens(self, step: int) -> int:
-        """The same as far as it is known before the run has come there."""
-        ...
-
-
 def train(
     accelerator: Any, module: nn.Module, figures: Sequence[str], batches: Batches, settings: TrainSettings,
     folder: Path, hook: Hook, keep_best: Callable[[Progress, Mapping[str, float]], None],
@@ -89,57 +75,60 @@ def train(
 
     Every `measure_every` steps, before the first and after the last, the hook measures on every process; when its
     score is the best so far, `keep_best` is called on the main process. Resumes from the newest complete checkpoint in
-    FOLDER/checkpoints. On SIGTERM a checkpoint is written and SystemExit(143) raised. Raises UserError when too many
-    steps in a row have a gradient that is not finite.
+    FOLDER/checkpoints. On SIGTERM or SIGINT a checkpoint is written and SystemExit(128 + the signal) raised. Raises
+    UserError when too many steps in a row have a gradient that is not finite.
     """
     prepared, optimizer = accelerator.prepare(module, build_optimizer(module, settings.optim))
     checkpoints = folder / "checkpoints"
     progress = load_checkpoint(accelerator, checkpoints)
     if progress.means:
         learn(progress.means)
-    steps = _steps(settings, batches)
+    steps = planned_steps(settings.steps, settings.max_tokens, batches)
+    began, seconds_before, saved = perf_counter(), progress.seconds, progress.step
     with (
-        _terminated() as terminated,
+        requests_to_stop() as signals,
         Tracker(accelerator, folder / "metrics.jsonl", steps, progress.step, settings.tracker != "none") as tracker,
     ):
         if progress.step:
             tracker.say(f"resuming after step {progress.step}")
             if progress.threads != torch.get_num_threads():
                 tracker.say(f"the run began with {progress.threads} threads: results agree to rounding, not to the bit")
-        else:
-            _measure(accelerator, progress, hook, keep_best, settings.patience, tracker)
-        while not progress.finished:
-            began = perf_counter()
-            rate = learning_rate(progress.step, steps, settings.optim)
-            values, asked_to_stop = _step(
-                accelerator, prepared, optimizer, batches, settings, progress, rate, terminated, figures
-            )
-            learn(progress.means)
-            seconds = perf_counter() - began
-            progress.seconds += seconds
-            values["tokens_per_s"] = batches.supervised_tokens(progress.step - 1) / seconds
-            tracker.log(progress.step, values, _headline(values, progress, hook.score))
-            progress.finished = progress.step >= steps or _out_of_time(accelerator, settings, progress)
-            if (progress.finished or progress.step % settings.measure_every == 0) and not asked_to_stop:
+        while True:
+            # What is due comes before the next step, so that a run that was stopped there does it when it goes on.
+            if _is_over(progress, steps, settings) or progress.step % settings.measure_every == 0:
                 _measure(accelerator, progress, hook, keep_best, settings.patience, tracker)
-                if settings.patience and _has_stopped_rising(progress, hook, settings.patience):
-                    tracker.say(f"{hook.score} has not risen over {settings.patience} measurements: stopping early")
-                    progress.finished = True
-            if progress.finished or asked_to_stop or progress.step % settings.save_every == 0:
+            over = _is_over(progress, steps, settings)
+            if progress.step > saved and (over or progress.step % settings.save_every == 0):
                 save_checkpoint(accelerator, checkpoints, progress, settings.keep_checkpoints)
-            if asked_to_stop:
-                tracker.say(f"SIGTERM: saved after step {progress.step}; the same command goes on from there")
-                raise SystemExit(TERMINATED)
-    return progress
+                saved = progress.step
+            if over:
+                return progress
+            step_began = perf_counter()
+            rate = learning_rate(progress.step, steps, settings.optim)
+            values, stops = _step(accelerator, prepared, optimizer, batches, settings, progress, rate, signals, figures)
+            learn(progress.means)
+            values["tokens_per_s"] = batches.supervised_tokens(progress.step - 1) / (perf_counter() - step_began)
+            tracker.log(progress.step, values, _headline(values, progress, hook.score))
+            progress.seconds = seconds_before + perf_counter() - began
+            progress.stopped = progress.stopped or out_of_time(accelerator, progress.seconds, settings.max_minutes)
+            if stops:
+                save_checkpoint(accelerator, checkpoints, progress, settings.keep_checkpoints)
+                tracker.say(f"asked to stop: saved after step {progress.step}; the same command goes on from there")
+                raise SystemExit(128 + (signals[0] if signals else signal.SIGTERM))
+
+
+def _is_over(progress: Progress, steps: int, settings: TrainSettings) -> bool:
+    enough = bool(settings.max_tokens) and progress.tokens >= settings.max_tokens
+    return progress.stopped or enough or progress.step >= steps
 
 
 def _step(
     accelerator: Any, module: nn.Module, optimizer: Any, batches: Batches, settings: TrainSettings, progress: Progress,
-    rate: float, terminated: list[int], figures: Sequence[str],
+    rate: float, signals: list[int], figures: Sequence[str],
 ) -> tuple[dict[str, float], bool]:  # fmt: skip
     """One optimiser step: the gradient of the mean loss over the supervised tokens of all processes.
 
-    Also whether any process was told to stop.
+    Also whether any process was asked to stop.
     """
     set_learning_rate(optimizer, rate)
     tokens = batches.supervised_tokens(progress.step)
@@ -151,7 +140,8 @@ def _step(
     module.train()
     for inputs in micro_batches:
         with accelerator.accumulate(module):
-            loss, measured = module(**inputs)
+            with accelerator.autocast():  # FSDP2 and DeepSpeed bring none of their own
+                loss, measured = module(**inputs)
             accelerator.backward(loss * scale)
             if accelerator.sync_gradients:
                 norm = float(accelerator.clip_grad_norm_(module.parameters(), settings.optim.clip_norm) or 0.0)
@@ -161,8 +151,8 @@ def _step(
             optimizer.zero_grad()
         total = total + loss.detach()
         sums = sums + measured.detach()
-    said = torch.stack([total.double(), torch.tensor(float(bool(terminated)), device=total.device)])
-    loss_sum, told = accelerator.reduce(said, reduction="sum").tolist()
+    said = torch.stack([total.double(), torch.tensor(float(bool(signals)), device=total.device)])
+    loss_sum, asked = accelerator.reduce(said, reduction="sum").tolist()
     sums = accelerator.reduce(sums, reduction="sum")
     progress.step += 1
     values = {"loss": loss_sum / tokens, "learning_rate": rate, "gradient_norm": norm}
@@ -170,24 +160,21 @@ def _step(
         progress.skipped_in_a_row = 0
         progress.tokens += tokens
         progress.means = [sum_ / max(1.0, count) for sum_, count in sums.tolist()]
+        values |= dict(zip(figures, progress.means, strict=True))
     else:
-        _skip(progress, settings.skipped_steps, values["loss"])
-    values |= dict(zip(figures, progress.means, strict=False))  # no means before the first finite step
-    values |= {
-        "tokens": progress.tokens,
-        "skipped_steps": progress.skipped,
-        "memory_gib": _peak_memory_gib(accelerator),
-    }
-    return values, bool(told)
+        _skip(progress, settings.skipped_steps, values["loss"], accelerator.mixed_precision == "fp16")
+    values |= {"tokens": progress.tokens, "skipped_steps": progress.skipped, "memory_gib": _peak_gib(accelerator)}
+    return values, bool(asked)
 
 
-def _skip(progress: Progress, allowed: int, loss: float) -> None:
+def _skip(progress: Progress, allowed: int, loss: float, is_fp16: bool) -> None:
     progress.skipped += 1
     progress.skipped_in_a_row += 1
+    allowed += FP16_SEARCH if is_fp16 else 0
     if progress.skipped_in_a_row > allowed:
         raise UserError(
             f"step {progress.step}: the loss is {loss} and the gradient is not finite, for the "
-            f"{progress.skipped_in_a_row}. time in a row (train.skipped_steps={allowed}); "
+            f"{progress.skipped_in_a_row}. time in a row ({allowed} are allowed, train.skipped_steps); "
             "lower train.optim.learning_rate or train.optim.clip_norm"
         )
 
@@ -196,10 +183,11 @@ def _measure(
     accelerator: Any, progress: Progress, hook: Hook, keep_best: Callable[[Progress, Mapping[str, float]], None],
     patience: int, tracker: Tracker,
 ) -> None:  # fmt: skip
+    """Unless it was done after this step already: measure, keep the best, and see whether the score still rises."""
+    if progress.measured_step == progress.step:
+        return
     values, samples, evidence = hook.measure()
-    score = values[hook.score]
-    if patience:
-        progress.evidence = [*progress.evidence, evidence][-patience - 1 :]
+    score, progress.measured_step = values[hook.score], progress.step
     if progress.best_score is None or score > progress.best_score:
         progress.best_score, progress.best_step = score, progress.step
         if accelerator.is_main_process:
@@ -209,54 +197,17 @@ def _measure(
     tracker.log(progress.step, named, f"{hook.score} {score:.3f}")
     tracker.show(progress.step, samples)
     tracker.say(f"step {progress.step}: " + ", ".join(f"{name} {value:.3f}" for name, value in values.items()))
+    if patience:
+        progress.evidence = [*progress.evidence, evidence][-patience - 1 :]
+        if len(progress.evidence) > patience and not hook.still_rises(progress.evidence[0], evidence):
+            tracker.say(f"{hook.score} has not risen over {patience} measurements: stopping early")
+            progress.stopped = True
 
 
-def _has_stopped_rising(progress: Progress, hook: Hook, patience: int) -> bool:
-    seen = progress.evidence
-    return len(seen) > patience and not hook.still_rises(seen[0], seen[-1])
-
-
-def _steps(settings: TrainSettings, batches: Batches) -> int:
-    """Steps of the whole run: as set, or fewer where `max_tokens` are reached sooner."""
-    if not settings.max_tokens:
-        return settings.steps
-    tokens = 0
-    for step in range(settings.steps):
-        tokens += batches.planned_tokens(step)
-        if tokens >= settings.max_tokens:
-            return step + 1
-    return settings.steps
-
-
-def _out_of_time(accelerator: Any, settings: TrainSettings, progress: Progress) -> bool:
-    """By the clock of the slowest process, so that all stop together."""
-    if not settings.max_minutes:
-        return False
-    seconds = torch.tensor(progress.seconds, device=accelerator.device)
-    return float(accelerator.gather(seconds.reshape(1)).max()) >= 60 * settings.max_minutes
-
-
-@contextmanager
-def _terminated() -> Iterator[list[int]]:
-    """A list that is not empty any more once SIGTERM has come; the signal itself ends nothing meanwhile."""
-    signals: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield signals  # only the main thread may ask for signals
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
-    try:
-        yield signals
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _peak_memory_gib(accelerator: Any) -> float:
-    """Of this process: on the accelerator, or resident."""
+def _peak_gib(accelerator: Any) -> float:
+    """Memory of this process: on the accelerator, or resident."""
     if accelerator.device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(accelerator.device)) / 2**30
-    import resource
-    import sys
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
 
 

@@ -1,9 +1,10 @@
 """Training a few added weights of a draft instead of its own (LoRA, Hu et al. 2022), through peft."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+import torch
+from pydantic import Field, model_validator
 from safetensors.torch import save_file
 
 from configs.settings import StrictSettings
@@ -15,15 +16,23 @@ class LoraSettings(StrictSettings):
     rank: int = Field(0, ge=0, description="Rank of what is added to each matrix; 0 trains the draft itself.")
     alpha: float = Field(16.0, gt=0, description="What is added is scaled by alpha ÷ rank.")
 
+    @model_validator(mode="after")
+    def _refuse_what_has_no_effect(self) -> Self:
+        if not self.rank and self.alpha != type(self).model_fields["alpha"].default:
+            raise ValueError("draft.lora.alpha has no effect without draft.lora.rank")
+        return self
 
-def add_lora(model: Any, settings: LoraSettings, base: str) -> None:
-    """Freeze `model` and add trainable weights to it, in place. `base` is where the model itself lies."""
+
+def add_lora(model: Any, settings: LoraSettings, base: str, seed: int) -> None:
+    """Freeze `model` and add trainable weights, which only `seed` decides, in place. `base` is where the model lies."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
         r=settings.rank, lora_alpha=settings.alpha, target_modules="all-linear", base_model_name_or_path=base
     )
-    get_peft_model(model, config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        get_peft_model(model, config)
 
 
 def has_lora(model: Any) -> bool:

@@ -1,7 +1,6 @@
 """Accelerate, DeepSpeed and FSDP enter here, and in checkpoint.py and launching.py, and nowhere else."""
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,12 @@ def start_accelerator(
     _check_launch(accelerator, wants_deepspeed, wants_fsdp)
     if accelerator.device.type == "cpu":
         torch.set_num_threads(_threads_of_a_process())
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time
     set_seed(seed)
     accelerator.gradient_accumulation_steps = micro_batches
+    if wants_fsdp:  # weights stay float32, and autocast makes the products half: as everywhere else
+        accelerator.state.fsdp_plugin.mixed_precision_policy = None
     if wants_deepspeed:
         settings = accelerator.state.deepspeed_plugin.deepspeed_config
         settings["gradient_accumulation_steps"] = micro_batches
@@ -80,8 +83,8 @@ def gather_weights(sharded: nn.Module, whole: nn.Module) -> None:
         weight.copy_(_whole(shard))
 
 
-def shard_frozen(layers: nn.ModuleList) -> None:
-    """Share the weights of a frozen model's layers out over all processes; a layer is whole while it runs.
+def shard_frozen(layers: nn.ModuleList, device: str) -> None:
+    """Share the weights of a frozen model's layers out over all processes' devices; a layer is whole while it runs.
 
     Embeddings, last norm and head stay on every process: they are read outside a forward pass, and never change.
     From then on every forward pass is one of all processes together (see `Lockstep`).
@@ -90,7 +93,6 @@ def shard_frozen(layers: nn.ModuleList) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    device = next(layers.parameters()).device.type
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
@@ -141,19 +143,6 @@ def _threads_of_a_process() -> int:
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _processes_asked_for() -> int:
-    """What the command line of the `accelerate launch` above us says; 1 where there is none."""
-    import psutil
-
-    try:
-        words = psutil.Process().parent().cmdline()
-    except (psutil.Error, AttributeError):
-        return 1
-    text = " ".join(words).replace("=", " ").replace("-", "_")
-    found = re.search(r"accelerate.* launch .*__num_processes (\d+)", text)
-    return int(found[1]) if found else 1
-
-
 def _flag(name: str) -> bool:
     return os.environ.get(name, "false").lower() in ("true", "1")
 
@@ -173,10 +162,10 @@ def _prepare_deepspeed_on_cpu() -> list[Any]:
 def _check_launch(accelerator: Any, wants_deepspeed: bool, wants_fsdp: bool) -> None:
     kind = accelerator.distributed_type.value
     launched = int(os.environ.get("WORLD_SIZE", "1"))
-    asked = _processes_asked_for()
-    if "WORLD_SIZE" not in os.environ and asked > 1:
+    if {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys() and "WORLD_SIZE" not in os.environ:
+        # How accelerate's launcher of one process is told apart when it was asked for more.
         raise UserError(
-            f"accelerate was asked for {asked} processes and started one, as it does with --cpu; on a CPU launch with "
+            "accelerate was asked for several processes and started one, as it does with --cpu; on a CPU launch with "
             "ACCELERATE_USE_CPU=true and --multi_gpu, or with `draftsmith distill --launch ddp`"
         )
     if wants_fsdp and kind != "FSDP":

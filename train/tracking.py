@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import sys
+import uuid
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
@@ -94,8 +95,8 @@ def check_tracker(name: TrackerName) -> None:
         raise UserError(f"train.tracker={name} needs {name}; install it with: pip install 'draftsmith[{name}]'")
 
 
-def start_tracker(accelerator: Any, name: TrackerName, config: dict[str, Any]) -> None:
-    """Open a run of the tracker through accelerate.
+def start_tracker(accelerator: Any, name: TrackerName, folder: Path, config: dict[str, Any]) -> None:
+    """Open a run of the tracker through accelerate, the same one when a job goes on; FOLDER holds its name.
 
     wandb without a key or a mode is kept offline, and says so.
     """
@@ -106,7 +107,7 @@ def start_tracker(accelerator: Any, name: TrackerName, config: dict[str, Any]) -
     if name == "tensorboard":
         config = _flat(config)  # it takes no sections
     try:
-        accelerator.init_trackers(PROJECT, config=config)
+        accelerator.init_trackers(PROJECT, config=config, init_kwargs=_same_run(name, folder))
     except Exception as error:
         accelerator.trackers = []
         if accelerator.is_main_process:
@@ -119,6 +120,19 @@ def end_tracker(accelerator: Any) -> None:
         accelerator.end_training()
     except Exception as error:
         print(f"tracker: {error}", file=sys.stderr)
+
+
+def _same_run(name: TrackerName, folder: Path) -> dict[str, Any]:
+    """What makes a tracker go on with the run that was begun."""
+    if name == "tensorboard":
+        return {}  # its files lie in one folder
+    known = folder / f"{name}.txt"
+    if not known.is_file():
+        write_text(known, uuid.uuid4().hex[:8])
+    run = known.read_text(encoding="utf-8")
+    if name == "wandb":
+        return {"wandb": {"id": run, "resume": "allow", "dir": str(folder)}}
+    return {"trackio": {"name": run, "resume": "allow"}}
 
 
 def _knows_wandb() -> bool:

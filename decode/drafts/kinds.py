@@ -52,7 +52,7 @@ def _load_eagle3(target: Loaded, text: str, config: Any, dtype: str, device: str
         raise UserError(f"{text}: reads hidden states {getattr(config, TAPS)}, which {target.name} does not have")
     wanted = target.model.dtype if dtype == "auto" else cast(torch.dtype, named_dtype(dtype))
     try:
-        model = _with_weights(LlamaForCausalLMEagle3(config), text, wanted)
+        model = with_weights(LlamaForCausalLMEagle3(config), text, wanted)
     except UserError:
         raise
     except UNLOADABLE as error:
@@ -67,11 +67,11 @@ def _load_eagle3(target: Loaded, text: str, config: Any, dtype: str, device: str
     return Eagle3Draft(model, target.model.get_input_embeddings())
 
 
-def _with_weights(model: Any, text: str, dtype: torch.dtype) -> Any:
+def with_weights(model: Any, text: str, dtype: torch.dtype) -> Any:
     """`model` with the weights of a folder or Hub id; those of an adapter are added to its base's."""
     reference = parse_reference(text)
     base = adapter_base(reference.location, **reference.arguments())
     if base is None:
         load_weights(model, reference.location, **reference.arguments())
         return model
-    return merge_adapter(_with_weights(model, base, torch.float32), reference.location, dtype, **reference.arguments())
+    return merge_adapter(with_weights(model, base, torch.float32), reference.location, dtype, **reference.arguments())

@@ -8,13 +8,14 @@ hostfile=${1:?usage: scripts/cluster/hostfile.sh HOSTFILE CONFIG [SECTION.FIELD=
 config=${2:?usage: scripts/cluster/hostfile.sh HOSTFILE CONFIG [SECTION.FIELD=VALUE]...}
 shift 2
 launch=${LAUNCH:-zero3} # a file of configs/accelerate
-ssh=${SSH:-ssh}
+ssh=${SSH:-ssh -tt} # a terminal, so that what runs there ends with the connection
+wait_s=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}
 mapfile -t hosts < <(awk 'NF && $1 !~ /^#/ { print $1 }' "$hostfile")
 processes=$(awk 'NF && $1 !~ /^#/ { split($2, part, "="); total += part[2] } END { print total }' "$hostfile")
 
 pids=()
 for rank in "${!hosts[@]}"; do
-    command=$(printf '%q ' cd "$PWD")"&& "$(printf '%q ' exec .venv/bin/accelerate launch \
+    command=$(printf '%q ' cd "$PWD")"&& "$(printf '%q ' exec env TORCH_ELASTIC_SHUTDOWN_TIMEOUT="$wait_s" .venv/bin/accelerate launch \
         --config_file "configs/accelerate/$launch.yaml" --num_machines "${#hosts[@]}" --num_processes "$processes" \
         --machine_rank "$rank" --main_process_ip "${hosts[0]}" --main_process_port 29500 \
         --deepspeed_multinode_launcher standard -m distill --config "$config" "$@")
