@@ -62,7 +62,11 @@ class DataSettings(StrictSettings):
     template_arguments: dict[str, Any] = Field(
         {}, description="For the chat template, e.g. enable_thinking=false; part of its fingerprint."
     )
-    held_out_rows: int = Field(24, ge=1, description="Training: rows kept back to measure acceptance on.")
+    held_out_rows: int = Field(
+        24,
+        ge=0,
+        description="Training: rows kept back to measure acceptance on; 0: those trained on serve.",
+    )
     held_out_seed: int = Field(0, ge=0, description="Training: which rows those are, the same ones for any seed.")
 
     @model_validator(mode="after")

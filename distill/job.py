@@ -63,6 +63,7 @@ class ObjectiveSettings(StrictSettings):
         return self
 
 
+MEASURED_ROWS = 24  # where none are held out
 CALIBRATION_ROWS = 64  # training rows that the draft's temperatures are fitted on
 
 
@@ -131,6 +132,9 @@ def _run(settings: JobSettings) -> Path:
     target = with_template(load_model(settings.target, settings.teacher_dtype, device="cpu"), settings.data)
     every_row = read_data(settings, target)
     rows, held_out = split_held_out(every_row, settings.data.held_out_rows, settings.data.held_out_seed)
+    if not held_out:
+        held_out = rows[:MEASURED_ROWS]
+        _say("data.held_out_rows=0: acceptance is measured on rows that the draft is trained on, which flatters it")
     if settings.train.patience and len(held_out) < FEWEST_PROMPTS:
         raise UserError(
             f"train.patience needs {FEWEST_PROMPTS} held-out rows for an interval, and there are {len(held_out)}; "
@@ -183,7 +187,7 @@ def _run(settings: JobSettings) -> Path:
     record = {
         "rows": len(rows),
         "sequences": len(sequences),
-        "held_out_rows": len(held_out),
+        "held_out_rows": len(held_out) if settings.data.held_out_rows else 0,
         "data_sha256": inputs["answers_sha256"],
         "launch": launch_name(accelerator),
         "threads": torch.get_num_threads(),

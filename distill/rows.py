@@ -131,7 +131,7 @@ def split_held_out(rows: list[Row], count: int, seed: int) -> tuple[list[Row], l
     if len(held_out) == len(rows):
         raise UserError(
             f"data.held_out_rows is {count} but there are {len(rows)} rows to {len(prompts)} prompts; "
-            "leave some prompts to train on"
+            "leave some prompts to train on, or say data.held_out_rows=0 to measure on rows that are trained on"
         )
     return [row for i, row in enumerate(rows) if i not in held_out], [rows[i] for i in sorted(held_out)]
 

@@ -135,15 +135,17 @@ class _ChunkedSum(torch.autograd.Function):
                     _add_product(head_grad, q_grad.flatten(0, 1).T, inputs.flatten(0, 1))
                 total += chunk_loss.detach()
                 figures = figures + of_chunk.detach().sum(-1)
-        ctx.save_for_backward(hidden_grad, None if head_grad is None else head_grad.to(head.dtype))
+        ctx.grads = hidden_grad, None if head_grad is None else head_grad.to(head.dtype)
         assert isinstance(figures, Tensor), "there is a supervised place"
         ctx.mark_non_differentiable(figures)
         return total, figures
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_grad, head_grad = ctx.saved_tensors
-        return None, grad * hidden_grad, None if head_grad is None else grad * head_grad, None
+        # Scaled in place and given away: the head's gradient is large, and a step goes back only once.
+        hidden_grad, head_grad = ctx.grads
+        ctx.grads = None
+        return None, hidden_grad.mul_(grad), None if head_grad is None else head_grad.mul_(grad), None
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

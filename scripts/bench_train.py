@@ -6,10 +6,11 @@ usage: scripts/bench_train.py [--steps 8] [--rows 8] [--micro-rows 4]     (needs
 SmolLM2 teaches a draft of its first and last layer with the whole head, forward KL, AdamW, float32; the same rows in
 the same order on both sides, with the same supervised tokens (asserted). `uniform`: answers that all have 96 tokens
 after 32 of prompt; `mixed`: 16 to 384 after 16 to 128. Every arm runs in a process of its own, ours and TRL's in turn,
-twice; a pace is the median over steps but the first two. TRL: GKDTrainer with lmbda=0, beta=0, its own loss (it has
-neither packing nor a fused loss there); rows of like length are not grouped on either side, but ours puts the rows of
-a step into micro-batches by length. The floor is the time of one forward pass of the target and three of the draft at
-the rate of large products here, over the tokens without padding, heads over supervised tokens alone.
+twice; a pace is the median over steps but the first two, a peak what training takes above the two loaded models. TRL:
+GKDTrainer with lmbda=0, beta=0, its own loss (it has neither packing nor a fused loss there); rows of like length are
+not grouped on either side, but ours puts the rows of a step into micro-batches by length. The floor is the time of one
+forward pass of the target and three of the draft at the rate of large products here, over the tokens without padding,
+heads over supervised tokens alone.
 The last line is one JSON object: `tokens_per_s_over_trl`, `tokens_per_s_over_trl_mixed`, `peak_over_trl`, `over_floor`.
 """
 
@@ -56,7 +57,7 @@ def make_rows(lengths: str, count: int) -> list[Row]:
     return rows
 
 
-def run_ours(rows: list[Row], given: argparse.Namespace) -> list[float]:
+def run_ours(rows: list[Row], given: argparse.Namespace) -> tuple[list[float], float]:
     """Seconds of each step of the training loop that `distill` runs."""
     from distill.objectives import objective
     from distill.step import DistillStep
@@ -91,13 +92,14 @@ def run_ours(rows: list[Row], given: argparse.Namespace) -> list[float]:
             steps=given.steps + SKIPPED, batch_rows=given.rows, micro_rows=given.micro_rows, measure_every=10**9,
             save_every=10**9, mixed_precision="no", optim=OptimSettings(learning_rate=RATE, warmup_steps=0),
         )  # fmt: skip
+        peak = Peak(accelerator.device.type)
         train(accelerator, step, step.figures, supply, settings, folder, Nothing(), lambda *_: None, step.learn)
         logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         paces = [row["tokens_per_s"] for row in logged if "loss" in row]
-        return [supply.supervised_tokens(i) / pace for i, pace in enumerate(paces)]
+        return [supply.supervised_tokens(i) / pace for i, pace in enumerate(paces)], peak.gib()
 
 
-def run_trl(rows: list[Row], given: argparse.Namespace) -> list[float]:
+def run_trl(rows: list[Row], given: argparse.Namespace) -> tuple[list[float], float]:
     """Seconds of each step of GKDTrainer on the same rows in the same order."""
     import warnings
 
@@ -148,19 +150,18 @@ def run_trl(rows: list[Row], given: argparse.Namespace) -> list[float]:
             draft, teacher_model=target.model, args=config, data_collator=collate, train_dataset=data,
             processing_class=target.tokenizer, callbacks=[Clock()],
         )  # fmt: skip
+        peak = Peak("cuda" if torch.cuda.is_available() else "cpu")
         trainer.train()
-    return seconds
+        return seconds, peak.gib()
 
 
 def run_one(arm: str, lengths: str, given: argparse.Namespace) -> dict:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = make_rows(lengths, given.rows * (given.steps + SKIPPED))
     schedule = Schedule(len(rows), given.rows, 0)
-    peak = Peak(device)
-    seconds = {"ours": run_ours, "trl": run_trl}[arm](rows, given)
+    seconds, peak_gib = {"ours": run_ours, "trl": run_trl}[arm](rows, given)
     tokens = [sum(rows[i].supervised for i in schedule.rows_of(step)) for step in range(len(seconds))]
     paces = [count / took for count, took in zip(tokens[SKIPPED:], seconds[SKIPPED:], strict=True)]
-    return {"pace": median(paces), "supervised": sum(tokens), "peak_gib": peak.gib()}
+    return {"pace": median(paces), "supervised": sum(tokens), "peak_gib": peak_gib}
 
 
 def floor(lengths: str, given: argparse.Namespace) -> float:
@@ -206,7 +207,7 @@ def main() -> None:
             if done.returncode:
                 raise SystemExit(f"{arm} on {lengths} chats failed:\n{done.stderr[-2000:]}")
             found.append(json.loads(done.stdout.splitlines()[-1]))
-    table = Table("chats", "arm", "supervised tokens/s", "peak above the start, GiB")
+    table = Table("chats", "arm", "supervised tokens/s", "peak above the models, GiB")
     pace, peak = {}, {}
     for key, found in runs.items():
         pace[key], peak[key] = median(one["pace"] for one in found), median(one["peak_gib"] for one in found)

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 from rich.console import Console
 
@@ -32,7 +33,9 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKE
 
 
 class Stage:
-    """One command of the loop, and the finished work that it leaves behind."""
+    """The commands of the loop, and the finished work that they leave behind."""
+
+    WHOLE: ClassVar = {"data": 120, "cache": 60, "train": 60}  # answers, shards (or a few more), steps
 
     def __init__(self, folder: Path, processes: int) -> None:
         self.folder = folder
@@ -40,7 +43,7 @@ class Stage:
             f"target={folder.parent / 'target'}", f"output={folder / 'run'}",
             f"data.answers={folder / 'answers.jsonl'}",
             f"data.prompts={folder.parent / 'prompts.jsonl'}", "data.max_new_tokens=40", "data.batch_rows=8",
-            "data.held_out_rows=8", f"cache.folder={folder / 'cache'}", "cache.shard_tokens=256", "cache.taps=[0,1,2]",
+            "data.held_out_rows=8", f"cache.folder={folder / 'cache'}", "cache.shard_tokens=64", "cache.taps=[0,1,2]",
             "draft.kind=eagle3", "draft.taps=[0,1,2]", "train.steps=60", "train.batch_rows=8", "train.micro_rows=4",
             "train.measure_every=20", "train.save_every=2", "train.keep_checkpoints=2",
         ]  # fmt: skip
@@ -55,7 +58,7 @@ class Stage:
     def done(self, name: str) -> bool:
         """Whether the stage has ended."""
         if name == "data":
-            return len(self._answers()) == 120
+            return len(self._answers()) == self.WHOLE["data"]
         marks = {"cache": self.folder / "cache" / "manifest.json", "train": self.folder / "run" / "done.json"}
         return marks[name].is_file()
 
@@ -67,6 +70,11 @@ class Stage:
             return sorted(path.name for path in (self.folder / "cache").glob("shard-*.safetensors"))
         newest = sorted(path.name for path in self._checkpoints() if (path / "progress.json").is_file())[-1:]
         return [f"{int(newest[0].removeprefix('step-'))}"] if newest else []
+
+    def amount(self, name: str) -> int:
+        """How much of it there is: answers, shards or steps."""
+        found = self.finished_work(name)
+        return int(found[0]) if name == "train" and found else len(found)
 
     def lost(self, name: str, before: list[str]) -> bool:
         """Whether what there was before a restart is there no more."""
@@ -124,33 +132,29 @@ def wait_for(process: subprocess.Popen, until) -> bool:
     return False
 
 
-def killed_run(stage: Stage, seconds: dict, kills: int, chance: random.Random, log: Path) -> dict:
-    """Run all stages to their end, with `kills` kills in between."""
+def killed_run(stage: Stage, kills: int, chance: random.Random, log: Path) -> dict:
+    """Run all stages to their end, with `kills` kills in between, each a little further on than the one before."""
     result = {"kills": 0, "in_checkpoint": 0, "lost": 0}
     planned = {"data": kills // 4, "cache": kills // 4}
     planned["train"] = kills - sum(planned.values())
     for name, command in stage.commands.items():
         for number in range(planned[name]):
-            if stage.done(name):
-                break
             before, stale, said = stage.finished_work(name), stage.being_written(), log.stat().st_size
+            further = stage.amount(name) + chance.uniform(0.1, 0.6) * stage.WHOLE[name] / planned[name]
             process = start(command, log)
+            reached = wait_for(process, lambda name=name, further=further: stage.amount(name) >= further)
             if name == "train" and number % 3 == 0:
-                wait_for(process, lambda stale=stale: stage.being_written() - stale)
+                reached = wait_for(process, lambda stale=stale: stage.being_written() - stale)
             else:
-                deadline = time.time() + chance.uniform(0.3, 1.0) * seconds[name]
-                wait_for(process, lambda deadline=deadline: time.time() > deadline)
-            if process.poll() is None:
-                kill(process)
-                result["kills"] += 1
-                result["in_checkpoint"] += bool(stage.being_written() - stale)
-            elif process.returncode:
-                raise SystemExit(f"{name} ended with {process.returncode}; see {log}")
+                time.sleep(chance.uniform(0, 0.02))
+            if process.poll() is not None:
+                raise SystemExit(f"{name} ended with {process.returncode} before it was killed; see {log}")
+            kill(process)
+            result["kills"] += reached
+            result["in_checkpoint"] += bool(stage.being_written() - stale)
             lost = stage.lost(name, before) or started_elsewhere(name, before, log, said)
             result["lost"] += lost
-            CONSOLE.print(
-                f"{name} {number}: {len(before)} -> {len(stage.finished_work(name))}{' LOST' if lost else ''}"
-            )
+            CONSOLE.print(f"{name} {number}: at {stage.amount(name)} of {stage.WHOLE[name]}{', LOST' if lost else ''}")
         finish(stage, name, command, log)
     return result
 
@@ -191,17 +195,15 @@ def main() -> None:
     out, chance = given.out.resolve(), random.Random(given.seed)
     shutil.rmtree(out, ignore_errors=True)
     make_inputs(out)
-    seconds = {}
     for name in ("whole", "killed"):
         (out / name).mkdir()
     whole, stage = Stage(out / "whole", given.processes), Stage(out / "killed", given.processes)
     for name, command in whole.commands.items():
         began = time.time()
         finish(whole, name, command, out / "whole.log")
-        seconds[name] = time.time() - began
-        CONSOLE.print(f"{name}: {seconds[name]:.1f} s when nobody kills it")
+        CONSOLE.print(f"{name}: {time.time() - began:.1f} s when nobody kills it")
     (out / "killed.log").touch()
-    result = killed_run(stage, seconds, given.kills, chance, out / "killed.log")
+    result = killed_run(stage, given.kills, chance, out / "killed.log")
     result["equal"] = same(out / "whole", out / "killed")
     print(json.dumps(result))
     sys.exit(0 if result["equal"] and not result["lost"] and result["kills"] == given.kills else 1)

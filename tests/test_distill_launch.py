@@ -107,7 +107,8 @@ def test_p03_a_row_that_is_left_out_on_one_process_hangs_nobody(tmp_path, job, t
     arguments = [item for item in job(tmp_path / "run") if not item.startswith(("data.", "train."))]
     more = [
         "data.max_tokens=48",
-        "data.held_out_rows=2",
+        "data.on_bad_row=skip",
+        "data.held_out_rows=0",
         "train.steps=5",
         "train.batch_rows=2",
         "train.measure_every=5",
@@ -117,6 +118,7 @@ def test_p03_a_row_that_is_left_out_on_one_process_hangs_nobody(tmp_path, job, t
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=60)
     assert done.returncode == 0, done.stderr
     assert "\n5 rows, " in done.stderr
+    assert done.stderr.count("acceptance is measured on rows that the draft is trained on") == 1
     assert len(losses(tmp_path / "run")) == 5
     assert json.loads((tmp_path / "run/draft/training.json").read_text())["launch"] == "MULTI_CPU x 2"
 
@@ -162,7 +164,7 @@ def test_a_launcher_inside_a_launcher_is_refused(monkeypatch):
             "fell back to MULTI_CPU: unset ACCELERATE_USE_CPU",
         ),
         ([*ACCELERATE, "fsdp2.yaml"], {}, "an FSDP launch fell back to"),
-        ([*ACCELERATE[:2], "--cpu", "--num_processes=2"], {}, "was asked for 2 processes and started one"),
+        ([*ACCELERATE[:2], "--cpu", "--num_processes=2"], {}, "was asked for several processes and started one"),
     ],
 )
 def test_a_launch_that_would_train_in_another_way_than_it_says_is_refused(job, tmp_path, command, environ, words):

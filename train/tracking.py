@@ -115,7 +115,8 @@ def start_tracker(accelerator: Any, name: TrackerName, folder: Path, config: dic
 
 
 def end_tracker(accelerator: Any) -> None:
-    """Close the tracker's run; its failure is told and costs nothing."""
+    """Close the tracker's run, whose failure is told and costs nothing, and the processes' ties to each other."""
+    accelerator.wait_for_everyone()  # one that leaves while others still talk may end badly
     try:
         accelerator.end_training()
     except Exception as error:
