@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Training throughput and peak memory against TRL's GKD trainer, off-policy, and against what the products cost.
 
-usage: scripts/bench_train.py [--steps 8] [--rows 8] [--micro-rows 4]     (needs `make setup` and: pip install trl)
+usage: scripts/bench_train.py [--steps 8] [--rows 8] [--micro-rows 4] [--chunk-tokens 64]
+(needs `make setup` and: pip install trl)
 
 SmolLM2 teaches a draft of its first and last layer with the whole head, forward KL, AdamW, float32; the same rows in
 the same order on both sides, with the same supervised tokens (asserted). `uniform`: answers that all have 96 tokens
@@ -70,9 +71,15 @@ def run_ours(rows: list[Row], given: argparse.Namespace) -> tuple[list[float], f
     from train.parallel import start_accelerator
 
     class Nothing:
+        """Measures the memory, before the first step and after the last, and before the checkpoint that ends a run."""
+
         score = "tau"
+        peak: Peak | None = None
+        peak_gib = 0.0
 
         def measure(self) -> Measured:
+            self.peak_gib = self.peak.gib() if self.peak else 0.0
+            self.peak = self.peak or Peak(accelerator.device.type)
             return Measured({"tau": 0.0}, {}, [])
 
         def still_rises(self, before, now) -> bool:
@@ -83,7 +90,7 @@ def run_ours(rows: list[Row], given: argparse.Namespace) -> tuple[list[float], f
         accelerator = start_accelerator(given.rows // given.micro_rows, 1.0, 0, "no", None, folder)
         target = load_model(str(TARGET), "float32", device="cpu")
         draft = build_lm_draft(target.model, LAYERS).requires_grad_().to(accelerator.device)
-        step = DistillStep(LMStudent(draft), objective("forward_kl"))
+        step = DistillStep(LMStudent(draft), objective("forward_kl"), chunk_tokens=given.chunk_tokens)
         supply = Supply(
             [[row] for row in rows], Schedule(len(rows), given.rows, 0), Teacher(target.model.to(accelerator.device)),
             given.micro_rows, accelerator,
@@ -92,11 +99,11 @@ def run_ours(rows: list[Row], given: argparse.Namespace) -> tuple[list[float], f
             steps=given.steps + SKIPPED, batch_rows=given.rows, micro_rows=given.micro_rows, measure_every=10**9,
             save_every=10**9, mixed_precision="no", optim=OptimSettings(learning_rate=RATE, warmup_steps=0),
         )  # fmt: skip
-        peak = Peak(accelerator.device.type)
-        train(accelerator, step, step.figures, supply, settings, folder, Nothing(), lambda *_: None, step.learn)
+        hook = Nothing()
+        train(accelerator, step, step.figures, supply, settings, folder, hook, lambda *_: None, step.learn)
         logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         paces = [row["tokens_per_s"] for row in logged if "loss" in row]
-        return [supply.supervised_tokens(i) / pace for i, pace in enumerate(paces)], peak.gib()
+        return [supply.supervised_tokens(i) / pace for i, pace in enumerate(paces)], hook.peak_gib
 
 
 def run_trl(rows: list[Row], given: argparse.Namespace) -> tuple[list[float], float]:
@@ -193,12 +200,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--micro-rows", type=int, default=4)
+    parser.add_argument("--chunk-tokens", type=int, default=64, help="of ours: less memory, and smaller products")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         print(json.dumps(run_one(*given.one.split(":"), given)))
         return
     common = ["--steps", str(given.steps), "--rows", str(given.rows), "--micro-rows", str(given.micro_rows)]
+    common += ["--chunk-tokens", str(given.chunk_tokens)]
     runs: dict = {(arm, lengths): [] for lengths in LENGTHS for arm in ("ours", "trl")}
     for _ in range(2):
         for (arm, lengths), found in runs.items():

@@ -96,7 +96,10 @@ def test_a_draft_from_scratch_has_the_asked_for_depth_and_width_and_the_targets_
         ({"depth": 3}, "depth has no effect on a draft of kind lm that starts from target"),
         ({"init": "scratch", "layers": (1,)}, "layers has no effect on a draft of kind lm that starts from scratch"),
         ({"init": "org/model", "width": 64}, "width has no effect on a draft of kind lm that starts from org/model"),
-        ({"kind": "eagle3", "init": "scratch"}, "init has no effect on a draft of kind eagle3"),
+        (
+            {"kind": "eagle3", "init": "scratch"},
+            "draft.init=scratch is of kind lm; a feature draft starts from its target or from a draft",
+        ),
     ],
 )
 def test_shapes_without_effect_are_refused(settings, word):

@@ -132,7 +132,7 @@ def _same_run(name: TrackerName, folder: Path) -> dict[str, Any]:
         write_text(known, uuid.uuid4().hex[:8])
     run = known.read_text(encoding="utf-8")
     if name == "wandb":
-        return {"wandb": {"id": run, "resume": "allow", "dir": str(folder)}}
+        return {"wandb": {"id": run, "resume": "allow", "dir": os.environ.get("WANDB_DIR", str(folder))}}
     return {"trackio": {"name": run, "resume": "allow"}}
 
 
