@@ -121,6 +121,19 @@ def distillation_step() -> dict:
     }
 
 
+def three_losses(step, optimizer, teacher: Teacher, batch: dict, backward=torch.Tensor.backward) -> list[float]:
+    """Of three float32 steps on one batch."""
+    losses = []
+    for _ in range(3):
+        signal = {"hidden": teacher.hidden(**batch), "head": teacher.head_weight}
+        loss = step(signal, **batch)[0] / batch["predicts"].sum()
+        backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
 def sharded_losses() -> None:
     """The same steps in float32, prepared as `distill` prepares them; prints the losses. Run under accelerate."""
     from train.parallel import launch_name, start_accelerator
@@ -128,14 +141,7 @@ def sharded_losses() -> None:
     accelerator = start_accelerator(1, 1e9, 0, "no", None, Path())
     teacher, step, batch = lesson(torch.float32)
     prepared, optimizer = accelerator.prepare(step, torch.optim.AdamW(step.parameters(), lr=1e-3))
-    losses = []
-    for _ in range(3):
-        signal = {"hidden": teacher.hidden(**batch), "head": teacher.head_weight}
-        loss = prepared(signal, **batch)[0] / batch["predicts"].sum()
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
+    losses = three_losses(prepared, optimizer, teacher, batch, accelerator.backward)
     print(json.dumps({"losses": losses, "launch": launch_name(accelerator)}))
 
 
@@ -144,14 +150,7 @@ def sharded_step() -> dict:
     if not all(importlib.util.find_spec(name) for name in ("accelerate", "deepspeed")):
         return {"sharded": "not tried: accelerate or deepspeed is not installed", "sharded_ok": None}
     teacher, step, batch = lesson(torch.float32)
-    optimizer, expected = torch.optim.AdamW(step.parameters(), lr=1e-3), []
-    for _ in range(3):
-        signal = {"hidden": teacher.hidden(**batch), "head": teacher.head_weight}
-        loss = step(signal, **batch)[0] / batch["predicts"].sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        expected.append(float(loss.detach()))
+    expected = three_losses(step, torch.optim.AdamW(step.parameters(), lr=1e-3), teacher, batch)
     found, right = {}, []
     for name in ("zero3", "fsdp2") if ON_GPU else ("zero3",):
         config = f"configs/accelerate/{name}.yaml"

@@ -140,7 +140,7 @@ def _step(
     module.train()
     for inputs in micro_batches:
         with accelerator.accumulate(module):
-            with accelerator.autocast():  # FSDP2 and DeepSpeed bring none of their own
+            with accelerator.autocast():  # FSDP2 brings none of its own
                 loss, measured = module(**inputs)
             accelerator.backward(loss * scale)
             if accelerator.sync_gradients:

@@ -18,6 +18,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
 from configs.errors import UserError
+from decode.adapters import ADAPTER_CONFIG
 from train.publish.card import draft_block, write_card
 
 logger = logging.getLogger(__name__)
@@ -110,6 +111,10 @@ def check_draft_folder(folder: Path) -> None:
         )
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"{folder}: no tokenizer.json; copy the target's tokenizer files into the folder")
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise UserError(
+            f"{folder}: an adapter; write the whole draft with `draftsmith merge {folder} OUT` and push that"
+        )
     for weights in _weight_files(folder):
         _check_weights(weights)
 
