@@ -7,107 +7,44 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import torch
-from pydantic import Field, model_validator
 
 from configs.bad_rows import BadRows
 from configs.errors import UserError
 from configs.files import recover, sha256, write_json
 from configs.provenance import provenance
 from configs.reader import write_config
-from configs.settings import StrictSettings
 from decode.drafts.head import head_ids
 from decode.drafts.kinds import draft_revision, load_draft
 from decode.length import read_costs
 from decode.models import Loaded, load_model
-from distill.answers import DataSettings, with_template
+from distill.answers import with_template
 from distill.batches import Schedule, pack
 from distill.build import save_draft
 from distill.calibration import fit_temperatures, store_temperatures
 from distill.claims import check_answers, check_inputs, check_output, target_identity
-from distill.logit_cache import CacheSettings, LogitCache
+from distill.job_settings import JobSettings
+from distill.logit_cache import LogitCache
 from distill.measuring import AcceptanceHook
 from distill.memory import memory_advice
 from distill.objectives import objective
-from distill.on_policy import OnPolicy, OnPolicySettings
+from distill.on_policy import OnPolicy
 from distill.rows import Reading, Row, read_rows, split_held_out
-from distill.shape import DraftSettings, chosen_taps, make_draft, make_drafter, make_student
+from distill.shape import chosen_taps, make_draft, make_drafter, make_student
 from distill.step import DistillStep
 from distill.students import save_memory
 from distill.supply import Supply, micro_batches_per_step
 from distill.teacher import Teacher, check_packing, check_plain_head
 from eval.stats import FEWEST_PROMPTS
 from train.checkpoint import Progress, check_processes, remove_checkpoints
-from train.loop import TrainSettings, train
+from train.loop import train
 from train.parallel import gather_weights, launch_name, shards_weights, start_accelerator
 from train.tracking import check_tracker, end_tracker, start_tracker
 
-
-class ObjectiveSettings(StrictSettings):
-    """What the draft minimises."""
-
-    name: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "negative_log_alpha", "hybrid"] = (
-        Field("forward_kl", description="hybrid is λ·forward_kl + (1-λ)·total_variation, λ = exp(-eta·mean α).")
-    )
-    beta: float = Field(0.5, ge=0, le=1, description="Of jensen_shannon: 0 is forward_kl, 1 is reverse_kl.")
-    eta: float = Field(3.0, ge=0, description="Of hybrid: how fast λ falls with α; 0 is forward_kl.")
-    step_decay: float = Field(0.8, gt=0, le=1, description="Weight of an unrolled step ÷ that of the step before.")
-
-    @model_validator(mode="after")
-    def _refuse_what_has_no_effect(self) -> Self:
-        for option, of in (("beta", "jensen_shannon"), ("eta", "hybrid")):
-            if self.name != of and getattr(self, option) != type(self).model_fields[option].default:
-                raise ValueError(f"objective.{option} has no effect on {self.name}, only on {of}")
-        return self
-
-
 MEASURED_ROWS = 24  # where none are held out
 CALIBRATION_ROWS = 64  # training rows that the draft's temperatures are fitted on
-
-
-class JobSettings(StrictSettings):
-    """Everything that decides a distillation run."""
-
-    target: str = Field(description="Target: a folder, a Hub id[@revision] or a GGUF file.")
-    output: Path = Field(Path("runs/distill"), description="Folder of the run; the draft ends in OUTPUT/draft.")
-    seed: int = Field(
-        0, ge=0, description="Of the sampled answers, of the draft's random weights and of the row order."
-    )
-    objective: ObjectiveSettings = ObjectiveSettings()
-    chunk_tokens: int = Field(128, ge=1, description="Supervised positions whose logits exist at a time.")
-    teacher_dtype: str = Field(
-        "float32", description="Dtype the target teaches in; bfloat16 is twice as fast where the CPU or GPU has it."
-    )
-    teacher: Literal["replicated", "sharded"] = Field(
-        "replicated",
-        description="The frozen target whole on every process, or its layers shared out over them to save memory.",
-    )
-    latency_profile: Path | None = Field(
-        None,
-        description="A profile.json or report.json of this machine: the speed-up that it predicts is the score.",
-    )
-    measure_num_draft_tokens: int = Field(3, ge=1, description="γ of the in-training acceptance measurement.")
-    data: DataSettings = DataSettings()
-    cache: CacheSettings = CacheSettings()
-    on_policy: OnPolicySettings = OnPolicySettings()
-    draft: DraftSettings = DraftSettings()
-    train: TrainSettings = TrainSettings()
-
-    @model_validator(mode="after")
-    def _refuse_what_has_no_effect(self) -> Self:
-        rollouts = self.on_policy
-        unrolls = self.draft.kind == "eagle3" and self.draft.unroll_steps > 1
-        if not unrolls and self.objective.step_decay != ObjectiveSettings().step_decay:
-            raise ValueError("objective.step_decay has no effect on a draft that is not unrolled over several steps")
-        if rollouts.fraction and self.draft.kind == "eagle3" and rollouts.by == "draft":
-            raise ValueError("on_policy.by=draft: a feature draft cannot write without its target; use pair")
-        if rollouts.fraction and (self.cache.folder or self.data.pack):
-            raise ValueError("on_policy.fraction rolls out new text, which neither a cache nor packed rows hold")
-        if rollouts.error_weight != 1 and (rollouts.by == "draft" or not rollouts.fraction):
-            raise ValueError("on_policy.error_weight has no effect but with on_policy.by=pair and a fraction")
-        return self
 
 
 def run(settings: JobSettings) -> Path:

@@ -3,29 +3,26 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 
 from configs.errors import UserError
-
-if TYPE_CHECKING:
-    from distill.job import JobSettings
+from distill.job_settings import JobSettings
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     """Whether this is how an allocator, on the CPU or an accelerator, says that there is no more."""
     named = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return named or bool(re.search("out of memory|can't allocate memory", str(error)))
 
 
 @contextmanager
-def memory_advice(settings: "JobSettings", processes: int) -> Iterator[None]:
+def memory_advice(settings: JobSettings, processes: int) -> Iterator[None]:
     """A run that needs more memory than there is ends with what would need less, largest saving first."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+        if not _is_out_of_memory(error):
             raise
         micro_rows, chunk_tokens = settings.train.micro_rows, settings.chunk_tokens
         may_change = [

@@ -8,7 +8,8 @@ from configs.files import read_json
 from configs.records import whole_records
 from distill.answers import DataSettings
 from distill.claims import provenance_path
-from distill.job import JobSettings, run
+from distill.job import run
+from distill.job_settings import JobSettings
 from distill.plan import Acceptance, extrapolate
 from distill.shape import DraftSettings
 

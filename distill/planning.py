@@ -14,7 +14,8 @@ from configs.settings import StrictSettings
 from decode.laws import Law
 from decode.models import Loaded, load_model
 from distill.answers import DataSettings
-from distill.job import JobSettings, read_data
+from distill.job import read_data
+from distill.job_settings import JobSettings
 from distill.pilots import law_of, pilot, promised
 from distill.plan import Plan, make_plan
 from distill.profiling import measure_profile, usual_shapes

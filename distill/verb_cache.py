@@ -26,7 +26,8 @@ def cache(
     from decode.models import describe_model, load_model
     from distill.answers import with_template
     from distill.engine import Engine
-    from distill.job import JobSettings, cache_identity, read_data
+    from distill.job import cache_identity, read_data
+    from distill.job_settings import JobSettings
     from distill.logit_cache import ROWS_AT_ONCE, Score, check_taps, scored_by, whole_bytes, write_cache
     from distill.teacher import Teacher, check_plain_head
 

@@ -37,7 +37,7 @@ def data(
     from decode.models import describe_model, load_model
     from distill.answers import with_template, write_answers
     from distill.engine import Engine
-    from distill.job import JobSettings
+    from distill.job_settings import JobSettings
 
     if endpoint and (dtype, device) != ("auto", "auto"):
         raise UserError("--dtype and --device have no effect with --endpoint: the server has the model")

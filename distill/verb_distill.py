@@ -49,7 +49,8 @@ def distill(
     """
     from configs.errors import UserError
     from configs.reader import read_config, to_yaml
-    from distill.job import JobSettings, run
+    from distill.job import run
+    from distill.job_settings import JobSettings
     from distill.shape import warm_start
 
     options = {"max_tokens": max_tokens, "max_minutes": max_time, "keep_checkpoints": keep}

@@ -29,7 +29,8 @@ def vocabulary(
     from decode.laws import Law
     from decode.models import load_model
     from distill.answers import with_template
-    from distill.job import JobSettings, read_data
+    from distill.job import read_data
+    from distill.job_settings import JobSettings
     from distill.rows import split_held_out
     from distill.teacher import Teacher
     from distill.vocabulary import ceilings, choose_ids, count_tokens, kept_always

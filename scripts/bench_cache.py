@@ -27,7 +27,8 @@ from decode.drafts.head import head_ids, trim_head  # noqa: E402
 from decode.models import load_model  # noqa: E402
 from distill.batches import Schedule  # noqa: E402
 from distill.build import build_lm_draft  # noqa: E402
-from distill.job import JobSettings, cache_identity, read_data  # noqa: E402
+from distill.job import cache_identity, read_data  # noqa: E402
+from distill.job_settings import JobSettings  # noqa: E402
 from distill.logit_cache import LogitCache, scored_by, write_cache  # noqa: E402
 from distill.objectives import objective  # noqa: E402
 from distill.step import DistillStep  # noqa: E402

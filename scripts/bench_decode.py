@@ -33,7 +33,8 @@ from decode.laws import Law  # noqa: E402
 from decode.models import load_model  # noqa: E402
 from distill.answers import write_answers  # noqa: E402
 from distill.build import build_lm_draft  # noqa: E402
-from distill.job import JobSettings, run  # noqa: E402
+from distill.job import run  # noqa: E402
+from distill.job_settings import JobSettings  # noqa: E402
 from eval.latency import fastest_threads  # noqa: E402
 from eval.suites import find_prompts, read_prompts, stratified  # noqa: E402
 

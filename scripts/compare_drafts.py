@@ -26,7 +26,8 @@ from decode.drafts.kinds import load_draft  # noqa: E402
 from decode.models import load_model  # noqa: E402
 from decode.verify import DEFAULT_VERIFIER  # noqa: E402
 from distill.answers import with_template  # noqa: E402
-from distill.job import JobSettings, read_data  # noqa: E402
+from distill.job import read_data  # noqa: E402
+from distill.job_settings import JobSettings  # noqa: E402
 from distill.measuring import replay_row  # noqa: E402
 from distill.rows import split_held_out  # noqa: E402
 from distill.teacher import Teacher  # noqa: E402

@@ -39,8 +39,8 @@ def run_here(arguments: list[str]) -> Path:
     from accelerate.state import AcceleratorState, GradientState
 
     from configs.reader import read_config
-    from distill.job import JobSettings
     from distill.job import run as run_job
+    from distill.job_settings import JobSettings
 
     threads = torch.get_num_threads()
     try:

@@ -10,7 +10,7 @@ import yaml
 from configs.errors import UserError
 from configs.files import recover, whole_folder
 from configs.reader import differing_keys, read_config, to_yaml
-from distill.job import JobSettings
+from distill.job_settings import JobSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))

@@ -14,7 +14,7 @@ from configs.errors import UserError
 from configs.reader import read_config
 from distill.batches import collate, pack
 from distill.build import build_eagle3_draft
-from distill.job import JobSettings
+from distill.job_settings import JobSettings
 from distill.logit_cache import Signal
 from distill.objectives import forward_kl, objective, total_variation
 from distill.rows import Row

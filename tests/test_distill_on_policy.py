@@ -12,7 +12,7 @@ from decode.laws import Law
 from decode.stops import Stops
 from distill.batches import collate
 from distill.build import build_lm_draft
-from distill.job import JobSettings
+from distill.job_settings import JobSettings
 from distill.objectives import forward_kl, objective
 from distill.on_policy import OnPolicy, OnPolicySettings
 from distill.rows import Row

@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHea
 from configs.errors import UserError
 from configs.reader import read_config
 from distill.batches import Schedule, collate
-from distill.job import JobSettings, run
+from distill.job import run
+from distill.job_settings import JobSettings
 from distill.objectives import forward_kl, jensen_shannon, objective, reverse_kl, total_variation
 from distill.rows import Row
 from distill.step import DistillStep
