@@ -62,4 +62,6 @@ def merge_adapter(model: Any, location: str, dtype: torch.dtype, **arguments: An
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, UserWarning) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{location}: the adapter does not fit its base model ({first})") from error
-    return merged.to(dtype)
+    for parameter in merged.parameters():  # and no buffer: RoPE's frequencies stay as exact as they are
+        parameter.data = parameter.data.to(dtype)
+    return merged

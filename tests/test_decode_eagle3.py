@@ -263,6 +263,15 @@ def test_a_copy_in_float32_leaves_the_draft_as_it_is(target):
     assert exact.embeddings.weight.dtype == torch.float32
 
 
+def test_the_frequencies_of_rope_stay_exact_when_a_draft_is_cast(folder):
+    """Rounded to bfloat16 they turn the keys of a long text the wrong way."""
+    target, path = folder
+    exact, cast = (decode.load_draft(target, str(path), dtype).model for dtype in ("float32", "bfloat16"))
+    assert cast.fc.weight.dtype == torch.bfloat16
+    assert torch.equal(cast.rotary.inv_freq, exact.rotary.inv_freq)
+    assert torch.equal(copy.deepcopy(cast).float().rotary.inv_freq, exact.rotary.inv_freq)
+
+
 def test_a_target_of_another_build_is_refused():
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -42,7 +42,7 @@ class LlamaForCausalLMEagle3(LlamaPreTrainedModel):  # type: ignore[misc]
         self.norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
         rows = getattr(config, SIZE)
         self.lm_head = nn.Linear(width, rows, bias=False)
-        self.rotary = LlamaRotaryEmbedding(config)
+        self.rotary = ExactRotary(config)
         if rows < config.vocab_size:
             self.register_buffer("d2t", torch.zeros(rows, dtype=torch.long))
             self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
@@ -93,6 +93,21 @@ class LlamaForCausalLMEagle3(LlamaPreTrainedModel):  # type: ignore[misc]
     def logits(self, hidden: Tensor) -> Tensor:
         """Over the head's rows: hidden [..., D] -> [..., V_d]."""
         return self.lm_head(self.norm(hidden))
+
+
+class ExactRotary(LlamaRotaryEmbedding):  # type: ignore[misc]
+    """RoPE whose frequencies stay in float32 when the model is cast.
+
+    Rounded to bfloat16 they are off by 0.2 %, which is a whole radian some hundreds of tokens on.
+    """
+
+    inv_freq: Tensor
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "ExactRotary":
+        exact = self.inv_freq
+        super()._apply(fn, recurse)
+        self.inv_freq = exact.to(self.inv_freq.device)
+        return self
 
 
 class Eagle3Layer(GradientCheckpointingLayer):  # type: ignore[misc]
