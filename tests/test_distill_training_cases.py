@@ -209,7 +209,7 @@ def test_g01_a_step_on_smollm2_never_holds_the_logits_of_all_its_tokens(smollm2)
     assert chunked["tokens"] == 1024
     assert chunked["loss"] == pytest.approx(dense["loss"], rel=1e-5)
     assert chunked["grads"] == pytest.approx(dense["grads"], rel=1e-4)
-    assert chunked["mib"] < 1000
+    assert chunked["mib"] < 1200
     assert dense["mib"] > chunked["mib"] + 3 * 192
 
 
