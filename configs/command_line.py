@@ -48,13 +48,17 @@ def run_verb(verb: Callable[..., Any]) -> None:
     _run(app)
 
 
-def run_verbs(verbs: Mapping[str, Callable[..., Any]], help_text: str) -> None:
-    """Run a program with one sub-command for each verb; a verb may be two words."""
+def run_verbs(verbs: Mapping[str, Callable[..., Any]], help_text: str, before: Callable[..., None]) -> None:
+    """Run a program with one sub-command for each verb, which may be two words. `before` has the options that stand
+    before the verb, and runs first.
+    """
     app = typer.Typer(add_completion=False, no_args_is_help=True, help=help_text, rich_markup_mode=None)
     for name, verb in verbs.items():
         app.command(name)(verb)
-    if " ".join(sys.argv[1:3]) in verbs:
-        sys.argv[1:3] = [" ".join(sys.argv[1:3])]
+    app.callback()(before)
+    first = next((i for i, word in enumerate(sys.argv[1:], 1) if not word.startswith("-")), 1)
+    if " ".join(sys.argv[first : first + 2]) in verbs:
+        sys.argv[first : first + 2] = [" ".join(sys.argv[first : first + 2])]
     _run(app)
 
 

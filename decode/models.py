@@ -18,6 +18,7 @@ from configs.errors import UserError
 from decode.adapters import ADAPTER_CONFIG, adapter_base, find_file, merge_adapter
 from decode.chat import template_fingerprint
 from decode.drafts.head import SIZE, is_feature_draft, load_trimmed
+from decode.trust import check_files, code_arguments, remote_code_advice, weight_arguments
 
 if not torch.accelerator.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, where installed, warns of what is no fault
@@ -118,6 +119,8 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
     base = None if reference.gguf else adapter_base(reference.location, **arguments)
     if base:
         return _load_merged(text, base, config, dtype, device)
+    if not reference.gguf:
+        check_files(text, reference.location, **reference.arguments())
     try:
         if getattr(config, SIZE, None) and not reference.gguf:
             wanted = named_dtype(dtype)
@@ -125,7 +128,7 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
             model = load_trimmed(reference.location, config, wanted, **arguments)
         else:
             model = AutoModelForCausalLM.from_pretrained(
-                reference.location, dtype=named_dtype(dtype), use_safetensors=True, **arguments
+                reference.location, dtype=named_dtype(dtype), **weight_arguments(), **arguments
             )
     except UserError:
         raise
@@ -183,7 +186,7 @@ def load_tokenizer(text: str) -> Any:
     if base:
         return load_tokenizer(base)
     try:
-        return AutoTokenizer.from_pretrained(reference.location, **reference.arguments())
+        return AutoTokenizer.from_pretrained(reference.location, **code_arguments(), **reference.arguments())
     except UNLOADABLE as error:
         raise UserError(f"{text}: no tokenizer could be loaded ({first_line(error)})") from error
 
@@ -198,9 +201,10 @@ def read_model_config(text: str) -> Any:
     if base:
         return read_model_config(base)
     try:
-        config = AutoConfig.from_pretrained(reference.location, **reference.arguments())
+        config = AutoConfig.from_pretrained(reference.location, **code_arguments(), **reference.arguments())
     except UNLOADABLE as error:
-        raise UserError(f"{text}: no model config could be read ({first_line(error)})") from error
+        advice = remote_code_advice(error)
+        raise UserError(f"{text}: no model config could be read ({first_line(error)}){advice}") from error
     if not hasattr(config, "max_position_embeddings"):
         raise UserError(f"{text}: its config gives no context length (max_position_embeddings), as attention models do")
     return config

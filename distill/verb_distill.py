@@ -29,6 +29,17 @@ def distill(
     keep: Annotated[
         int | None, typer.Option(help="Checkpoints to keep: train.keep_checkpoints. Default: as configured.")
     ] = None,
+    push_to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME/REPO",
+            help="Push the draft there at the end; the right to write is checked before training: "
+            "sets push_to. Default: as configured.",
+        ),
+    ] = None,
+    private: Annotated[
+        bool | None, typer.Option("--private", help="With --push-to, a private repository. Default: as configured.")
+    ] = None,
     launch: Annotated[
         LaunchName | None,
         typer.Option(
@@ -55,6 +66,8 @@ def distill(
 
     options = {"max_tokens": max_tokens, "max_minutes": max_time, "keep_checkpoints": keep}
     said = [f"train.{name}={value}" for name, value in options.items() if value is not None]
+    said += [f"push_to={push_to}"] if push_to else []
+    said += ["push_private=true"] if private else []
     settings = read_config(JobSettings, config, [*(warm_start(init) if init else []), *(overrides or []), *said])
     if print_config:
         print(to_yaml(settings), end="")
@@ -64,7 +77,8 @@ def distill(
     if launch:
         from train.launching import launch as launch_processes
 
-        given = sys.argv[2:] if sys.argv[1:2] == ["distill"] else sys.argv[1:]  # draftsmith distill, python -m distill
+        verb = "distill" in sys.argv[1:4]  # draftsmith [--trust-...] distill, else python -m distill
+        given = sys.argv[sys.argv.index("distill") + 1 :] if verb else sys.argv[1:]
         sys.exit(launch_processes(launch, num_processes, "distill", _without(given, "--launch", "--num-processes")))
     run(settings)
 
