@@ -17,7 +17,7 @@ from decode.models import Loaded, tokenizer_fingerprint
 # What decides how a run is done, not what comes out of it; the folder may be spelt or moved otherwise.
 FREE = {
     "output", "teacher", "chunk_tokens", "train.micro_rows", "train.activation_checkpointing", "train.save_every",
-    "train.keep_checkpoints", "train.max_minutes", "train.tracker",
+    "train.keep_checkpoints", "train.max_minutes", "train.tracker", "push_to", "push_private",
 }  # fmt: skip
 
 

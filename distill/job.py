@@ -41,6 +41,7 @@ from eval.stats import FEWEST_PROMPTS
 from train.checkpoint import Progress, check_processes, remove_checkpoints
 from train.loop import train
 from train.parallel import gather_weights, launch_name, shards_weights, start_accelerator
+from train.publish.hub import check_push, push
 from train.tracking import check_tracker, end_tracker, start_tracker
 
 MEASURED_ROWS = 24  # where none are held out
@@ -51,7 +52,8 @@ def run(settings: JobSettings) -> Path:
     """Distil the draft that `settings` describe and return its folder.
 
     A finished run is returned as it is; a killed one goes on from its last checkpoint. Raises UserError for bad
-    data, for an output folder that holds another run, and where memory runs out.
+    data, for an output folder that holds another run, where memory runs out, and when a push that was asked for is
+    refused: before training, for all that can be known then.
     """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     check_output(settings.output, settings)
@@ -59,8 +61,14 @@ def run(settings: JobSettings) -> Path:
     check_tracker(settings.train.tracker)
     if settings.teacher == "sharded" and processes == 1:
         raise UserError("teacher=sharded has no effect on one process; launch several or leave it out")
+    pushes = settings.push_to is not None and os.environ.get("RANK", "0") == "0"
+    if pushes:
+        check_push(settings.output / "draft", str(settings.push_to), private=settings.push_private)
     with memory_advice(settings, processes):
-        return _run(settings)
+        draft_folder = _run(settings)
+    if pushes:
+        _say(push(draft_folder, str(settings.push_to), private=settings.push_private))
+    return draft_folder
 
 
 def _run(settings: JobSettings) -> Path:

@@ -53,6 +53,11 @@ class JobSettings(StrictSettings):
         description="A profile.json or report.json of this machine: the speed-up that it predicts is the score.",
     )
     measure_num_draft_tokens: int = Field(3, ge=1, description="γ of the in-training acceptance measurement.")
+    push_to: str | None = Field(
+        None,
+        description="NAME/REPO on the Hub: the right to write is checked at the start, the draft pushed at the end.",
+    )
+    push_private: bool = Field(False, description="Make that repository private.")
     data: DataSettings = DataSettings()
     cache: CacheSettings = CacheSettings()
     on_policy: OnPolicySettings = OnPolicySettings()
@@ -62,6 +67,8 @@ class JobSettings(StrictSettings):
     @model_validator(mode="after")
     def _refuse_what_has_no_effect(self) -> Self:
         rollouts = self.on_policy
+        if self.push_private and not self.push_to:
+            raise ValueError("push_private has no effect without push_to")
         unrolls = self.draft.kind == "eagle3" and self.draft.unroll_steps > 1
         if not unrolls and self.objective.step_decay != ObjectiveSettings().step_decay:
             raise ValueError("objective.step_decay has no effect on a draft that is not unrolled over several steps")

@@ -54,6 +54,10 @@ class LocalHub:
         self.repos: dict[str, Repo] = {}
         self.calls: list[str] = []  # "METHOD path -> status", in order of arrival
         self.failures: list[tuple[str, int, str]] = []  # (part of a path, status, message), each used once
+        self.cuts: list[str] = []  # parts of a path whose next upload is cut off in the middle
+        self.role, self.writers = "write", True  # of the token; and whether it may write to what exists
+        self.part_bytes: int | None = None  # larger files are uploaded in parts of this size
+        self.parts: dict[str, dict[int, bytes]] = {}
         self.lock = threading.RLock()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"hub": self}))
         self.server.daemon_threads = True
@@ -106,8 +110,15 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def handle_request(self) -> None:
-        self.body = self.read_body()
         path = urlsplit(self.path).path
+        if cut := next((part for part in self.hub.cuts if part in path and self.command == "PUT"), None):
+            self.hub.cuts.remove(cut)
+            self.hub.calls.append(f"{self.command} {self.path} -> cut")
+            self.rfile.read(min(100, int(self.headers.get("Content-Length") or 0)))
+            self.close_connection = True
+            self.connection.close()
+            return None
+        self.body = self.read_body()
         if failure := self.hub.take_failure(path):
             return self.refuse(*failure[1:])
         if self.needs_token(path) and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
@@ -122,7 +133,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def needs_token(self, path: str) -> bool:
         is_storage = path.startswith("/storage/")  # large files go to signed addresses, without the token
-        reads = self.command in ("GET", "HEAD") and path != "/api/whoami-v2"
+        reads = self.command in ("GET", "HEAD") and path != "/api/whoami-v2" and "auth-check" not in path
         private = any(repo.private and name in path for name, repo in self.hub.repos.items())
         return not is_storage and (private or not reads)
 
@@ -160,7 +171,12 @@ class Handler(BaseHTTPRequestHandler):
         return commit
 
     def whoami(self) -> None:
-        self.reply({"type": "user", "name": "tester", "orgs": [], "auth": {"accessToken": {"role": "write"}}})
+        self.reply({"type": "user", "name": "tester", "orgs": [], "auth": {"accessToken": {"role": self.hub.role}}})
+
+    def auth_check(self, repo: str) -> None:
+        if repo not in self.hub.repos:
+            return self.refuse(404, "Repository not found", "RepoNotFound")
+        return self.reply({}) if self.hub.writers else self.refuse(403, "you may not write here")
 
     def create_repo(self) -> None:
         wanted = json.loads(self.body)
@@ -198,14 +214,28 @@ class Handler(BaseHTTPRequestHandler):
     def lfs_batch(self, repo: str) -> None:
         objects = []
         for wanted in json.loads(self.body)["objects"]:
-            upload = {"upload": {"href": f"{self.hub.url}/storage/{wanted['oid']}"}}
+            address, size = f"{self.hub.url}/storage/{wanted['oid']}", self.hub.part_bytes
+            upload: dict[str, Any] = {"upload": {"href": address}}
+            if size and wanted["size"] > size:
+                parts = {str(n + 1): f"{address}/{n + 1}" for n in range(-(-wanted["size"] // size))}
+                upload = {"upload": {"href": address, "header": {"chunk_size": str(size), **parts}}}
             verify = {"verify": {"href": f"{self.hub.url}/storage/verify"}}
             is_here = self.hub.blob(wanted["oid"]).exists()
             objects.append(wanted | ({} if is_here else {"actions": upload | verify}))
-        self.reply({"transfer": "basic", "objects": objects})
+        self.reply({"transfer": "multipart" if self.hub.part_bytes else "basic", "objects": objects})
 
     def lfs_put(self, sha256: str) -> None:
         stored = self.hub.store(self.body, is_lfs=True)
+        self.reply({}, 200 if stored.sha256 == sha256 else 400)
+
+    def lfs_part(self, sha256: str, number: str) -> None:
+        self.hub.parts.setdefault(sha256, {})[int(number)] = self.body
+        self.reply({}, headers={"ETag": f'"{hashlib.md5(self.body).hexdigest()}"'})
+
+    def lfs_complete(self, sha256: str) -> None:
+        held = self.hub.parts.pop(sha256)
+        named = [part["partNumber"] for part in json.loads(self.body)["parts"]]
+        stored = self.hub.store(b"".join(held[number] for number in named), is_lfs=True)
         self.reply({}, 200 if stored.sha256 == sha256 else 400)
 
     def lfs_verify(self) -> None:
@@ -278,6 +308,9 @@ ROUTES: list[tuple[str, str, Callable[..., None]]] = [
     ("POST", f"/api/models/{REPO}/preupload/{REVISION}", Handler.preupload),
     ("POST", rf"/{REPO}\.git/info/lfs/objects/batch", Handler.lfs_batch),
     ("PUT", "/storage/(?P<sha256>[0-9a-f]{64})", Handler.lfs_put),
+    ("PUT", r"/storage/(?P<sha256>[0-9a-f]{64})/(?P<number>\d+)", Handler.lfs_part),
+    ("POST", "/storage/(?P<sha256>[0-9a-f]{64})", Handler.lfs_complete),
+    ("GET", f"/api/models/{REPO}/auth-check/write", Handler.auth_check),
     ("POST", "/storage/verify", Handler.lfs_verify),
     ("POST", f"/api/models/{REPO}/commit/{REVISION}", Handler.commit),
     ("GET", f"/api/models/{REPO}(?:/revision/{REVISION})?", Handler.model_info),

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 from typer.testing import CliRunner
 
 from configs.errors import UserError
+from train.publish.access import TRIES
 from train.publish.hub import push
 from train.publish.verb_push import push as push_verb
 
@@ -83,6 +84,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_TELEMETRY", True)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.setattr("train.publish.access.FIRST_WAIT_S", 0.0)
         yield server
 
 
@@ -185,7 +187,7 @@ def test_a_refusal_names_repository_command_and_next_step(
     hub: LocalHub, draft: Path, path_part: str, status: int, advice: str
 ) -> None:
     before = contents(draft)
-    hub.fail_next(path_part, status, message=f"no, not with {TOKEN}")
+    hub.fail_next(path_part, status, message=f"no, not with {TOKEN}", times=TRIES)
     with pytest.raises(UserError) as caught:
         push(draft, REPO, revision="try-1", private=True)
     text = str(caught.value)
@@ -196,6 +198,7 @@ def test_a_refusal_names_repository_command_and_next_step(
     assert TOKEN not in text
     assert contents(draft) == before
     assert REPO not in hub.repos or not hub.commits(REPO)
+    hub.failures.clear()
     push(draft, REPO, revision="try-1", private=True)
     assert len(hub.commits(REPO)) == 1
 
@@ -211,7 +214,7 @@ def test_a_hub_that_cannot_be_reached_is_named_as_such(
     hub: LocalHub, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match=r"did not get through .*check the network.* run again: draftsmith"):
+    with pytest.raises(UserError, match=r"can't be reached .*check the network.* run again: draftsmith"):
         push(draft, REPO)
     assert not hub.calls
 
