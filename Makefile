@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 TARGET := models/smollm2-135m-instruct
 
-.PHONY: setup demo test test-slow soak check format clean
+.PHONY: setup demo test test-slow soak engine-check check format clean
 
 setup: .venv/.ready $(TARGET)/PROVENANCE.json  ## .venv with everything in it, and the default target
 
@@ -36,6 +36,13 @@ check: .venv/.ready  ## lint, format and types
 soak: .venv/.ready  ## kill data, cache and training at random moments; nothing may be lost
 	$(BIN)/python scripts/soak.py
 	$(BIN)/python scripts/soak.py --kills 8 --processes 2 --seed 1 --out runs/soak-ddp
+
+.venv-engine/.ready: scripts/engine_env.sh
+	PYTHON=$(PYTHON) scripts/engine_env.sh .venv-engine
+	touch $@
+
+engine-check: setup .venv-engine/.ready  ## our exported drafts in vLLM (CPU build) and transformers: same text, same acceptance
+	$(BIN)/python scripts/engine_check.py
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix .

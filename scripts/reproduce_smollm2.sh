@@ -22,14 +22,14 @@ flagship() {
     data
     python -m distill --config configs/smollm2-eagle3.yaml
     measure runs/flagship/draft runs/flagship 128 --num-draft-tokens 2
-    measure runs/flagship/draft runs/flagship-t1 128 --num-draft-tokens 2 --temperature 1
+    measure runs/flagship/draft runs/flagship-t1 64 --num-draft-tokens 2 --temperature 1
 }
 
 kinds() {
     data
     python -m distill --config configs/smollm2-lm.yaml
-    measure runs/smollm2-lm/draft runs/smollm2-lm 64 --num-draft-tokens 2
-    measure runs/smollm2-lm/draft runs/smollm2-lm-t1 64 --num-draft-tokens 2 --temperature 1
+    measure runs/smollm2-lm/draft runs/smollm2-lm 32 --num-draft-tokens 2
+    measure runs/smollm2-lm/draft runs/smollm2-lm-t1 32 --num-draft-tokens 2 --temperature 1
     scripts/compare_drafts.py configs/smollm2-eagle3.yaml eagle3=runs/flagship/draft lm=runs/smollm2-lm/draft
 }
 
@@ -54,7 +54,7 @@ shapes() { # size of the head and unrolled steps, some 200,000 tokens each
     local size steps
     for size in 4096 8192 16384 0; do
         short "vocabulary-$size" draft.vocabulary=$size
-        measure "runs/short/vocabulary-$size/draft" "runs/short/vocabulary-$size" 24 --num-draft-tokens 2
+        measure "runs/short/vocabulary-$size/draft" "runs/short/vocabulary-$size" 16 --num-draft-tokens 2
     done
     for steps in 1 2; do short "unroll-$steps" draft.unroll_steps=$steps; done
     scripts/compare_drafts.py configs/smollm2-eagle3.yaml 3=runs/short/vocabulary-8192/draft \
@@ -65,7 +65,7 @@ verification() { # token against block at T = 0.7 and 1, the flagship
     local temperature rule
     for temperature in 0.7 1; do
         for rule in token block; do
-            measure runs/flagship/draft "runs/verification-$temperature-$rule" 32 --num-draft-tokens 3 \
+            measure runs/flagship/draft "runs/verification-$temperature-$rule" 24 --num-draft-tokens 3 \
                 --temperature $temperature --verifier $rule
         done
     done
