@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 
 from configs.errors import UserError
 from train.publish.card import MARK, card, write_card
@@ -180,3 +181,55 @@ def test_a_folder_without_a_draftsmith_block_gets_no_card(tmp_path: Path, config
     with pytest.raises(UserError, match=r"config\.json"):
         write_card(tmp_path)
     assert not (tmp_path / "README.md").exists()
+
+
+def test_the_measured_figures_stand_in_the_metadata_with_how_they_were_measured(tmp_path: Path) -> None:
+    report = REPORT | {
+        "settings": {"suite": "suite", "num_draft_tokens": 4, "temperature": 0.0, "run_dtype": "bfloat16"},
+        "provenance": {"device": "cpu", "processor": "AMD", "versions": {"torch": "2.13.0"}},
+        "prompts": [{}] * 7,
+    }
+    made = card(draft_files(tmp_path, report), repo_id="me/my-draft")
+    (index,) = made.data.to_dict()["model-index"]
+    assert index["name"] == "my-draft"
+    metrics = {m["type"]: m for result in index["results"] for m in result["metrics"]}
+    assert {name: m["value"] for name, m in metrics.items()} == {
+        "alpha": 0.66, "tau": 2.9, "speedup_decode": 1.834, "speedup_e2e": 1.71,
+    }  # fmt: skip
+    how = metrics["tau"]["args"]
+    assert how["num_draft_tokens"] == 4
+    assert how["run_dtype"] == "bfloat16"
+    assert how["processor"] == "AMD"
+    assert how["torch_version"] == "2.13.0"
+    assert index["results"][0]["dataset"]["name"] == "suite, 7 prompts"
+    again = ModelCard(str(made))
+    assert {r.metric_type: r.metric_value for r in again.data.eval_results}["speedup_e2e"] == 1.71
+
+
+@pytest.mark.parametrize("report", [None, with_verdict(lossless=False)])
+def test_what_was_not_measured_or_not_lossless_is_not_in_the_metadata(tmp_path: Path, report: Any) -> None:
+    assert "model-index" not in card(draft_files(tmp_path, report)).data.to_dict()
+
+
+def test_serve_commands_name_the_engine_that_a_folder_was_exported_for_or_the_export(tmp_path: Path) -> None:
+    text = card(draft_files(tmp_path / "a", kind="eagle3"), repo_id="me/d").text
+    assert "draftsmith export me/d draft-for-vllm --to vllm --target acme/target-135m" in text
+    assert "--speculative-algorithm EAGLE3" in text
+    assert '"num_speculative_tokens": 4' in text
+    served = card(draft_files(tmp_path / "b", kind="eagle3", export={"engine": "vllm"}), repo_id="me/d").text
+    assert 'vllm serve acme/target-135m --speculative-config \'{"method": "eagle3", "model": "me/d"' in served
+    assert "sglang" not in served
+    assert "eagle3" in card(tmp_path / "b").data.tags
+
+
+def test_a_head_that_only_this_decoder_reads_is_not_offered_to_transformers(tmp_path: Path) -> None:
+    made = card(draft_files(tmp_path, vocabulary_map_hash="ab12"))
+    assert "library_name" not in made.data.to_dict()
+    assert "assistant_model" not in made.text
+
+
+def test_the_training_text_and_what_of_it_counted_are_said(tmp_path: Path) -> None:
+    data = {"prompts": "demo", "self_prompts": 1920, "temperature": 1.0, "greedy_too": True, "mask": "all"}
+    text = card(draft_files(tmp_path, training={"config": {"data": data}})).text
+    assert "prompts `demo` and 1920 that the target wrote itself, answered by the target at temperature 1" in text
+    assert "and greedily; supervised: every answer's tokens" in text

@@ -77,6 +77,7 @@ def test_the_printed_python_runs(tiny_target, tiny_draft, tmp_path):
 def test_a_trimmed_head_becomes_a_whole_one_whose_other_rows_are_zero(
     tiny_target, trimmed_draft, kept, tmp_path, engine
 ):
+    (trimmed_draft / "report.json").write_text("{}")
     done = export(str(trimmed_draft), tmp_path / "out", engine, str(tiny_target))
     whole = AutoModelForCausalLM.from_pretrained(done.folder)
     ours = load_model(str(trimmed_draft), "float32").model
@@ -92,6 +93,7 @@ def test_a_trimmed_head_becomes_a_whole_one_whose_other_rows_are_zero(
     share = config["draftsmith"]["export"]["empty_rows_share"]
     assert 0 < share < 1
     assert any("measure this folder" in note for note in done.notes)
+    assert not (done.folder / "report.json").exists(), "it measured the trimmed head"
     assert any(f"{share:.2%}" in note for note in done.notes)
 
 
@@ -271,6 +273,19 @@ def test_e04_a_head_tied_or_drifted_gives_the_same_logits_after_export(tiny_targ
     assert torch.allclose(again(WORDS).logits, draft(WORDS).logits, atol=1e-5)
     assert config_of(done.folder)["tie_word_embeddings"] == (how == "tied")
     assert ("lm_head.weight" in load_file(done.folder / "model.safetensors")) == (how == "untied")
+
+
+def test_e04_a_draft_trained_by_lora_is_exported_whole(tiny_target, tiny_draft, tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    whole = load_model(str(tiny_draft), "float32")
+    wrapped = get_peft_model(whole.model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    wrapped.save_pretrained(tmp_path / "adapter")
+    expected = wrapped(WORDS).logits
+    done = export(str(tmp_path / "adapter"), tmp_path / "out", "vllm", str(tiny_target))
+    assert torch.allclose(AutoModelForCausalLM.from_pretrained(done.folder)(WORDS).logits, expected, atol=1e-5)
+    assert not any(path.name.startswith("adapter") for path in done.folder.iterdir())
 
 
 def test_the_verb_prints_the_command_alone_on_stdout(tiny_target, feature_draft, tmp_path):

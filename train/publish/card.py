@@ -11,23 +11,25 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
-from huggingface_hub.utils import HFValidationError, validate_repo_id
+from huggingface_hub import ModelCard
 
 from configs.errors import UserError
 from configs.files import write_text
+from train.publish.card_metadata import hub_revision, hub_target, metadata, target_name
+from train.publish.card_usage import usage
 
 logger = logging.getLogger(__name__)
 
-TAGS = ["speculative-decoding", "draft-model", "draftsmith"]
 MARK = "<!-- Written by draftsmith from the files beside it. Remove this line to keep a text of your own. -->"
 
-# Pages of the site, so nobody's namespace there: `models/my-target` is a folder, not a Hub id.
-RESERVED_NAMESPACES = {"models", "datasets", "spaces"}
 LOCAL_PATH = re.compile(r"(?<![\w./\\>-])(?:file://|~|[A-Za-z]:)?[/\\](?!/)[^\s\"'`,;)\]]+")
 PRIVATE_FACTS = {"host", "hostname", "user", "username", "cwd", "argv", "command", "env", "token", "api_key"}
 
 NOT_MEASURED = "not measured"
+RELATION = {
+    "eagle3": "It is a head on the target's hidden states (EAGLE-3), and no language model by itself. ",
+    "lm": "It is a small language model with the target's tokenizer. ",
+}
 
 
 def card(folder: Path, *, repo_id: str | None = None) -> ModelCard:
@@ -45,12 +47,12 @@ def card(folder: Path, *, repo_id: str | None = None) -> ModelCard:
         _verdict(report),
         _how_measured(report),
         _how_trained(training),
-        _usage(block, draft_name),
+        usage(block, draft_name),
         _limits(block),
         MARK,
     ]
     body = "\n\n".join(section for section in sections if section)
-    return ModelCard(f"---\n{_metadata(block).to_yaml()}\n---\n\n{body}\n")
+    return ModelCard(f"---\n{metadata(block, report, draft_name).to_yaml()}\n---\n\n{body}\n")
 
 
 def write_card(folder: Path, *, repo_id: str | None = None) -> None:
@@ -95,52 +97,16 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def _metadata(block: Mapping[str, Any]) -> ModelCardData:
-    # Only a plain LM loads with transformers alone; the Hub shows a loading snippet for what is named here.
-    is_lm = block.get("kind") == "lm"
-    return ModelCardData(
-        base_model=_hub_target(block),
-        license=block.get("license"),
-        library_name="transformers" if is_lm else None,
-        pipeline_tag="text-generation",
-        tags=list(TAGS),
-    )
-
-
-def _hub_target(block: Mapping[str, Any]) -> str | None:
-    """The target's id when it can only be a Hub id; None for a local folder, whatever it is called."""
-    target = block.get("target")
-    if not isinstance(target, str) or target.count("/") != 1 or Path(target).is_dir():
-        return None
-    try:
-        validate_repo_id(target)
-    except HFValidationError:
-        return None
-    return None if target.split("/")[0] in RESERVED_NAMESPACES else target
-
-
-def _hub_revision(block: Mapping[str, Any]) -> str | None:
-    """The target's commit; None where only a fingerprint of local files is known, which nobody can download."""
-    revision = str(block.get("target_revision") or "")
-    return revision if revision and _hub_target(block) and not revision.startswith("local-") else None
-
-
-def _target_name(block: Mapping[str, Any]) -> str:
-    target = str(block.get("target") or "")
-    # PureWindowsPath splits at both kinds of slash.
-    return _hub_target(block) or PureWindowsPath(target).name or "TARGET"
-
-
 def _introduction(block: Mapping[str, Any], draft_name: str) -> str:
-    title = draft_name.split("/")[-1] if draft_name != "DRAFT" else f"Draft for {_target_name(block)}"
-    hub_target = _hub_target(block)
-    target = f"[{hub_target}](https://huggingface.co/{hub_target})" if hub_target else f"`{_target_name(block)}`"
-    commit = _hub_revision(block)
+    title = draft_name.split("/")[-1] if draft_name != "DRAFT" else f"Draft for {target_name(block)}"
+    on_hub = hub_target(block)
+    target = f"[{on_hub}](https://huggingface.co/{on_hub})" if on_hub else f"`{target_name(block)}`"
+    commit = hub_revision(block)
     revision = f" at revision `{_public(commit)}`" if commit else ""
-    kind = _public(block.get("kind", "unknown"))
+    kind = block.get("kind", "unknown")
     return (
-        f"# {title}\n\nA draft model (kind `{kind}`) for speculative decoding with {target}{revision}, "
-        "made with Draftsmith."
+        f"# {title}\n\nA draft model (kind `{_public(kind)}`) for speculative decoding with {target}{revision}, "
+        f"made with Draftsmith. {RELATION.get(kind, '')}The answers stay the target's own, whatever the draft proposes."
     )
 
 
@@ -179,33 +145,22 @@ def _how_trained(training: Mapping[str, Any]) -> str:
     if not training:
         return ""
     facts = _facts({key: value for key, value in training.items() if not isinstance(value, dict)})
-    return "\n".join(["## How it was trained", "", "The resolved configuration is in `training.json`.", "", *facts])
+    said = "The resolved configuration is in `training.json`."
+    return "\n".join(["## How it was trained", "", f"{_data(training)}{said}", "", *facts])
 
 
-def _usage(block: Mapping[str, Any], draft_name: str) -> str:
-    tokens = block.get("recommended_num_draft_tokens")
-    has_length = isinstance(tokens, int) and tokens > 0
-    target = _hub_target(block) or "TARGET"
-    revision = _hub_revision(block)
-    command = f"draftsmith decode --target {target}{f'@{revision}' if revision else ''} --draft {draft_name}"
-    command += f" --num-draft-tokens {tokens}" if has_length else ""
-    parts = ["## Usage", f'```bash\n{command} --prompt "Why is the sky blue?"\n```']
-    if has_length:
-        parts.insert(1, f"Recommended draft length: {tokens} tokens per round.")
-    if block.get("kind") == "lm" and not block.get("vocabulary_map_hash"):
-        length = f"draft.generation_config.num_assistant_tokens = {tokens}\n" if has_length else ""
-        pinned = f', revision="{revision}"' if revision else ""
-        parts.append(
-            "```python\n"
-            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-            f'tokenizer = AutoTokenizer.from_pretrained("{target}"{pinned})\n'
-            f'target = AutoModelForCausalLM.from_pretrained("{target}"{pinned})\n'
-            f'draft = AutoModelForCausalLM.from_pretrained("{draft_name}")\n{length}'
-            'inputs = tokenizer("Why is the sky blue?", return_tensors="pt")\n'
-            "output = target.generate(**inputs, assistant_model=draft, max_new_tokens=64)\n"
-            "print(tokenizer.decode(output[0], skip_special_tokens=True))\n```"
-        )
-    return "\n\n".join(parts)
+def _data(training: Mapping[str, Any]) -> str:
+    """Whose words it learned from, and which of them counted."""
+    data = _mapping(_mapping(training, "config"), "data")
+    if not data:
+        return ""
+    temperature = data.get("temperature")
+    sampled = "greedily" if temperature == 0 else f"at temperature {_public(temperature)}"
+    sampled += " and greedily" if data.get("greedy_too") and temperature != 0 else ""
+    own = data.get("self_prompts")
+    prompts = f"prompts `{_public(data.get('prompts'))}`" + (f" and {own} that the target wrote itself" if own else "")
+    counted = "the last answer of a chat" if data.get("mask") == "last" else "every answer's tokens"
+    return f"Training text: {prompts}, answered by the target {sampled}; supervised: {counted}, nothing of a prompt. "
 
 
 def _limits(block: Mapping[str, Any]) -> str:

@@ -25,12 +25,12 @@ from decode.models import (
     parse_reference,
     read_model_config,
 )  # fmt: skip
+from train.publish.card_usage import UNMEASURED_LENGTH
 from train.publish.engine_forms import BODY, flat_config, speculators_config
 from train.publish.fetch import is_at_hand
 from train.publish.parity import check_feature_export, check_plain_export, share_of_rows
 from train.publish.serve import serve_command
 
-UNMEASURED_LENGTH = 3  # γ where no report recommends one
 CARRIED = ("report.json", "training.json", "LICENSE")
 WRITTEN = {*BODY, SIZE, TAPS, "eagle_config", "dtype", "use_cache"}  # of config.json; the rest are defaults
 NEVER = -1e4  # bias of a row that must not win, where a head has one
@@ -77,12 +77,17 @@ def export(draft: str, out: Path, engine: str, target: str | None = None) -> Exp
         else:
             notes += _write_plain_draft(draft, block, served, gamma, unfinished)
         load_tokenizer(draft).save_pretrained(unfinished)
-        for file in CARRIED:
-            reference = parse_reference(draft)
-            found = find_file(reference.location, file, **reference.arguments())
-            if found:
-                write_text(unfinished / file, Path(found).read_text(encoding="utf-8"))
+        another = kind == "lm" and getattr(config, SIZE, None)  # with its whole head it is not what was measured
+        _carry(draft, CARRIED[1:] if another else CARRIED, unfinished)
     return Exported(out, serve_command(engine, kind, name, str(out), gamma), tuple(notes))
+
+
+def _carry(draft: str, files: tuple[str, ...], out: Path) -> None:
+    reference = parse_reference(draft)
+    for file in files:
+        found = find_file(reference.location, file, **reference.arguments())
+        if found:
+            write_text(out / file, Path(found).read_text(encoding="utf-8"))
 
 
 def _target(asked: str | None, block: Mapping[str, Any]) -> tuple[Loaded | None, list[str]]:
