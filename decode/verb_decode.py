@@ -19,7 +19,8 @@ def decode(
     prompt: Annotated[str, typer.Option(help="The user's turn (or the bare text, with --raw).")],
     options: DecodeOptions,
     draft: Annotated[
-        str | None, typer.Option(help="Draft, named like the target. Without one: plain decoding.")
+        str | None,
+        typer.Option(help="Draft, named like the target; or lookup, or lookup+DRAFT. Without one: plain decoding."),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Use the prompt as it is, without the chat template.")] = False,
     seed_exact: Annotated[

@@ -43,6 +43,7 @@ class Measured:
     divergences: Sequence[Divergence]
     lengths: Sequence[SweepPoint] = ()
     temperatures: Sequence[SweepPoint] = ()
+    lookups: Sequence[SweepPoint] = ()
 
 
 def assemble(
@@ -77,6 +78,7 @@ def assemble(
         categories=_categories(runs, texts, lossless),
         lengths=list(found.lengths) if lossless else [],
         temperatures=list(found.temperatures) if lossless else [],
+        lookups=list(found.lookups) if lossless else [],
         footprint=footprint(target.model, draft.model, Tally.of(rounds), rereads=bool(draft.taps)),
         repeated_text_share=repeated_share([run.trace.token_ids for run in runs]),
         training_overlap=overlap,

@@ -14,7 +14,7 @@ class EvalOptions(DecodeOptions):
     profile_only_for_auto: ClassVar[bool] = False
 
     target: str = Field(description="Target: a folder, a Hub id[@revision] or a GGUF file.")
-    draft: str = Field(description="Draft, named like the target.")
+    draft: str = Field(description="Draft, named like the target; or lookup, or lookup+DRAFT.")
     suite: str = Field(
         "suite", description="One of our sets (suite, demo), a .jsonl or .parquet file, or a data set (folder, Hub id)."
     )
@@ -30,6 +30,9 @@ class EvalOptions(DecodeOptions):
     sweep_lengths: tuple[int, ...] = Field((), description="γ to measure as well; may be given several times.")
     sweep_temperatures: tuple[float, ...] = Field(
         (), description="Temperature to measure as well; may be given several times."
+    )
+    lookup_prompts: int = Field(
+        8, ge=0, description="Prompts decoded with drafts that need no training (lookup, lookup+DRAFT) too; 0: none."
     )
     sweep_prompts: int = Field(8, ge=1, description="Prompts of each of these further measurements.")
     training_data: Path | None = Field(

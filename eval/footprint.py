@@ -53,6 +53,8 @@ def flop_per_token(model: Any) -> int:
 
 def kv_bytes_per_token(model: Any) -> int:
     """Of all attention layers, keys and values, in the model's dtype."""
+    if not list(model.parameters()):
+        return 0  # a draft that only looks up
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["attention"] * config.num_hidden_layers
     layers = sum("attention" in kind for kind in kinds)

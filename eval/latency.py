@@ -62,6 +62,12 @@ def profile(
         times["o"] += [r.round_s - r.draft_s - r.verify_s for r in rounds]
         for width in range(1, longest + 2):
             times[f"v({width})"].append(widths.seconds(width))
+    if times["plain"] and not times["o"] and not list(draft.model.parameters()):
+        times |= {
+            "c": [0.0],
+            "v": times[f"v({gamma + 1})"],
+            "o": [0.0],
+        }  # a lookup that found nothing after this prompt
     if not (times["plain"] and times["o"]):
         raise UserError(
             f"the shortest prompt has {len(prompt_ids)} tokens and leaves no room in the context to measure a round"

@@ -21,6 +21,7 @@ def to_markdown(report: Report) -> str:
         _costs(report),
         _predicted(report) if lossless else "",
         _temperatures(report),
+        _lookups(report),
         _footprint(report),
         _certificate(report),
         _settings(report),
@@ -181,6 +182,18 @@ def _gap(report: Report) -> str:
         f"At γ = {report.settings['num_draft_tokens']}: predicted {gap.predicted:.2f}×, measured {gap.measured:.2f}×; "
         f"{gap.measured / gap.predicted:.3f} = " + " · ".join(f"{name} {x:.3f}" for name, x in factors.items()) + "."
     )
+
+
+def _lookups(report: Report) -> str:
+    """What training adds: the same prompts with drafts that need none."""
+    rows = [[point.draft, point.prompts, point.tau, _speedup(point)] for point in report.lookups]
+    if not rows:
+        return ""
+    said = (
+        "`lookup` copies what followed the same tokens before, in prompt or answer; `lookup+draft` does so where this "
+    )
+    said += "text's rounds so far promise more of it than of the draft."
+    return "## Drafts without training\n\n" + table(["draft", "prompts", "τ", "S_decode"], rows) + f"\n\n{said}"
 
 
 def _temperatures(report: Report) -> str:

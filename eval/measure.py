@@ -37,7 +37,7 @@ from eval.record import keep_record
 from eval.replay import Replay, replay_text
 from eval.report import Overlap, Report
 from eval.suites import Prompt, fingerprint, read_suite, stratified
-from eval.sweep import at_length, at_temperature, sweep
+from eval.sweep import at_length, at_temperature, sweep, without_training
 from eval.under_way import UnderWay
 
 AUTO_PROFILE_LENGTH = 3  # γ of the rounds in which c and o are measured for auto
@@ -129,9 +129,14 @@ def _run(
         raise UserError("every answer ended with its first token, so there is nothing to measure; use other prompts")
     few = prompt_ids[: options.sweep_prompts]
     lengths, temperatures = _swept(decoding, options)
+    others = without_training(options.draft, draft, target) if options.lookup_prompts else []
+    lookups = [(name, other, decoding) for name, other in others]
     return Measured(
-        lengths=sweep(target, draft, few, lengths, under_way.folder / "lengths.jsonl"),
-        temperatures=sweep(target, draft, few, temperatures, under_way.folder / "temperatures.jsonl"),
+        lengths=sweep(target, few, [(None, draft, one) for one in lengths], under_way.folder / "lengths.jsonl"),
+        temperatures=sweep(
+            target, few, [(None, draft, one) for one in temperatures], under_way.folder / "temperatures.jsonl"
+        ),
+        lookups=sweep(target, prompt_ids[: options.lookup_prompts], lookups, under_way.folder / "lookups.jsonl"),
         runs=runs,
         texts=[_replay(target, draft, run, decoding, longest) for run in track(runs, "replaying")],
         latency=latency,
@@ -210,7 +215,9 @@ def _read_back(path: Path, described: dict[str, Any], threads: int) -> Report | 
         report = Report.model_validate_json(path.read_text(encoding="utf-8"))
     except ValidationError:
         raise UserError(f"{path}: not a report of this version; name another --out or remove it") from None
-    measured_with = report.settings | ({} if threads else {"threads": None})
+    # An older version knew nothing of lookups.
+    measured_with = {"lookup_prompts": described["lookup_prompts"]} | report.settings
+    measured_with |= {} if threads else {"threads": None}
     different = differing_keys(measured_with, described | {"threads": threads or None})
     if different:
         raise UserError(

@@ -87,8 +87,9 @@ class Category(BaseModel):
 
 
 class SweepPoint(BaseModel):
-    """One more run of some prompts, at another γ (None: auto) or temperature."""
+    """One more run of some prompts, at another γ (None: auto) or temperature, or with another `draft`."""
 
+    draft: str | None = None
     num_draft_tokens: int | None
     temperature: float
     prompts: int
@@ -140,6 +141,7 @@ class Report(BaseModel):
     categories: dict[str, Category]
     lengths: list[SweepPoint]
     temperatures: list[SweepPoint]
+    lookups: list[SweepPoint] = []
     footprint: Footprint
     repeated_text_share: float
     training_overlap: Overlap | None

@@ -10,6 +10,8 @@ from rich.progress import track
 from configs.errors import UserError
 from configs.records import append_record, whole_records
 from decode.drafts.contract import Draft
+from decode.drafts.kinds import looks_up, trained_part
+from decode.drafts.lookup import LookupDraft, LookupOrDraft
 from decode.generation import Settings
 from decode.models import Loaded
 from decode.trace import Tally
@@ -31,24 +33,38 @@ def at_temperature(settings: Settings, temperature: float) -> Settings:
     return replace(settings, law=law)
 
 
+Change = tuple[str | None, Draft[Any], Settings]  # the draft's name where it is another one
+
+
+def without_training(name: str, draft: Draft[Any], target: Loaded) -> list[tuple[str, Draft[Any]]]:
+    """The drafts that need no training, to stand beside `draft` of that name: what do they reach, alone and with it?"""
+    lookup = LookupDraft(int(target.model.config.vocab_size))
+    alone: tuple[str, Draft[Any]] = ("lookup", lookup)
+    if looks_up(name):
+        return [alone] if trained_part(name) else []
+    return [alone, ("lookup+draft", LookupOrDraft(lookup, draft))]
+
+
 def sweep(
-    target: Loaded, draft: Draft[Any], prompts: Sequence[list[int]], settings: Sequence[Settings], unfinished: Path
+    target: Loaded, prompts: Sequence[list[int]], changes: Sequence[Change], unfinished: Path
 ) -> list[SweepPoint]:  # fmt: skip
-    """One point for each of `settings`; those that `unfinished` has already are read back."""
+    """One point for each of `changes`; those that `unfinished` has already are read back."""
     points = [SweepPoint.model_validate(row) for row in whole_records(unfinished)]
-    left = settings[len(points) :]
-    for one in track(left, f"other {unfinished.stem}") if left else ():
-        points.append(_point(target, draft, prompts, one))
+    left = changes[len(points) :]
+    for change in track(left, f"other {unfinished.stem}") if left else ():
+        points.append(_point(target, prompts, change))
         append_record(unfinished, points[-1].model_dump(mode="json"))
     return points
 
 
-def _point(target: Loaded, draft: Draft[Any], prompts: Sequence[list[int]], settings: Settings) -> SweepPoint:
+def _point(target: Loaded, prompts: Sequence[list[int]], change: Change) -> SweepPoint:
+    name, draft, settings = change
     runs = [run_pair(target, draft, ids, settings, plain_first=i % 2 == 0) for i, ids in enumerate(prompts)]
     plain = [arm.decode for arm, _ in runs]
     drafted = [Timed(answer.decode_s, max(0, len(answer.token_ids) - 1)) for _, answer in runs]
     gamma = settings.num_draft_tokens
     return SweepPoint(
+        draft=name,
         num_draft_tokens=gamma if isinstance(gamma, int) else None,
         temperature=settings.law.temperature,
         prompts=len(prompts),

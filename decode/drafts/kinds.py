@@ -12,6 +12,7 @@ from decode.drafts.eagle3 import Eagle3Draft
 from decode.drafts.eagle3_model import TAPS, LlamaForCausalLMEagle3
 from decode.drafts.head import check_map, is_feature_draft, load_weights
 from decode.drafts.lm import LMDraft
+from decode.drafts.lookup import LookupDraft, LookupOrDraft
 from decode.models import (
     UNLOADABLE,
     Loaded,
@@ -26,18 +27,38 @@ from decode.models import (
     read_model_config,
 )
 
+LOOKUP = "lookup"
+
 
 def load_draft(target: Loaded, text: str, dtype: str = "auto", device: str = "auto") -> Draft[Any]:
-    """The draft in a folder, Hub id or GGUF file, for this target. Raises UserError when the two do not fit."""
+    """The draft in a folder, Hub id or GGUF file, for this target; or `lookup`, or `lookup+DRAFT`.
+
+    Raises UserError when the two do not fit.
+    """
+    if looks_up(text):
+        lookup, beside = LookupDraft(int(target.model.config.vocab_size)), trained_part(text)
+        return LookupOrDraft(lookup, load_draft(target, beside, dtype, device)) if beside else lookup
     config = read_model_config(text)
     if is_feature_draft(config):
         return _load_eagle3(target, text, config, dtype, device)
     return LMDraft.of_pair(target, load_model(text, dtype, device))
 
 
+def looks_up(text: str) -> bool:
+    """Whether a draft's name says `lookup` or `lookup+DRAFT`. A folder of that name is `./lookup`."""
+    return text == LOOKUP or text.startswith(f"{LOOKUP}+")
+
+
+def trained_part(text: str) -> str | None:
+    """The trained draft in a draft's name, if there is one."""
+    return text if not looks_up(text) else text.partition("+")[2] or None
+
+
 def draft_revision(text: str) -> str:
     """What the draft's weights are: the Hub commit, else a fingerprint of the local files."""
-    return adapter_revision(text)
+    trained = trained_part(text)
+    revision = adapter_revision(trained) if trained else ""
+    return "+".join(part for part in (LOOKUP if looks_up(text) else "", revision) if part)
 
 
 def _load_eagle3(target: Loaded, text: str, config: Any, dtype: str, device: str) -> Eagle3Draft:
