@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils.hub import cached_file
 
 from configs.errors import UserError
+from decode.trust import PICKLE, find_file, is_trusted
 
-ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def adapter_base(location: str, **arguments: Any) -> str | None:
@@ -37,17 +37,6 @@ def adapter_base(location: str, **arguments: Any) -> str | None:
     return f"{base}@{revision}" if revision and not Path(base).exists() else str(base)
 
 
-def find_file(location: str, name: str, **arguments: Any) -> str | None:
-    """Where a file of a folder or Hub repository lies; None where there is none, or no such repository."""
-    try:
-        return cached_file(
-            location, name, _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False, **arguments,
-        )  # fmt: skip
-    except OSError:
-        return None
-
-
 def merge_adapter(model: Any, location: str, dtype: torch.dtype, **arguments: Any) -> Any:
     """`model` in float32 with the adapter's weights added to its own, then in `dtype`.
 
@@ -55,6 +44,11 @@ def merge_adapter(model: Any, location: str, dtype: torch.dtype, **arguments: An
     """
     from peft import PeftModel
 
+    if find_file(location, ADAPTER_WEIGHTS, **arguments) is None and not is_trusted(PICKLE):
+        raise UserError(
+            f"{location}: no {ADAPTER_WEIGHTS}; pickled weights may run any code: if you trust their author, say "
+            f"`draftsmith --allow-pickle ...` ({PICKLE}=1)"
+        )
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")  # peft goes on without them

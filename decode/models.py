@@ -11,21 +11,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from configs.errors import UserError
-from decode.adapters import ADAPTER_CONFIG, adapter_base, find_file, merge_adapter
+from decode.adapters import ADAPTER_CONFIG, adapter_base, merge_adapter
 from decode.chat import template_fingerprint
+from decode.drafts.feature_config import speculators_config
 from decode.drafts.head import SIZE, is_feature_draft, load_trimmed
-from decode.trust import check_files, code_arguments, remote_code_advice, weight_arguments
+from decode.trust import check_files, code_arguments, find_file, refusal_advice, weight_arguments
 
 if not torch.accelerator.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, where installed, warns of what is no fault
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# What transformers, huggingface_hub and safetensors raise for a folder or repository that is no whole model.
-UNLOADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
+# What transformers, huggingface_hub and safetensors raise for a folder or repository that is no whole model, or whose
+# config holds something else than a config does.
+UNLOADABLE = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, SafetensorError,
+    StrictDataclassError,
+)  # fmt: skip
 FINGERPRINT_BLOCK, FINGERPRINT_BLOCKS = 1 << 16, 512
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -133,7 +139,8 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
     except UserError:
         raise
     except UNLOADABLE as error:
-        raise UserError(f"{text}: cannot be loaded as a causal language model ({first_line(error)})") from error
+        said = f"{first_line(error)}){refusal_advice(error)}"
+        raise UserError(f"{text}: cannot be loaded as a causal language model ({said}") from error
     if reference.gguf:
         _forget_quantization(model)
     model = model.to(named_device(device)).eval().requires_grad_(False)
@@ -203,8 +210,11 @@ def read_model_config(text: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(reference.location, **code_arguments(), **reference.arguments())
     except UNLOADABLE as error:
-        advice = remote_code_advice(error)
-        raise UserError(f"{text}: no model config could be read ({first_line(error)}){advice}") from error
+        known = speculators_config(find_file(reference.location, "config.json", **reference.arguments()), text)
+        if known:
+            return known
+        said = f"{first_line(error)}){refusal_advice(error)}"
+        raise UserError(f"{text}: no model config could be read ({said}") from error
     if not hasattr(config, "max_position_embeddings"):
         raise UserError(f"{text}: its config gives no context length (max_position_embeddings), as attention models do")
     return config

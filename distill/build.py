@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from configs.errors import UserError
 from configs.files import whole_folder, without_local_paths, write_json, writing
 from decode.chat import template_fingerprint
-from decode.drafts.eagle3_model import LlamaForCausalLMEagle3, eagle3_config
+from decode.drafts.eagle3_model import LlamaForCausalLMEagle3
+from decode.drafts.feature_config import eagle3_config
 from decode.drafts.head import head_ids, map_fingerprint
 from decode.models import Loaded, tokenizer_fingerprint
 from train.lora import has_lora, save_lora

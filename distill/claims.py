@@ -66,6 +66,15 @@ def provenance_path(answers: Path) -> Path:
     return answers.with_suffix(".provenance.json")
 
 
+def made_by(answers: Path) -> dict[str, Any] | None:
+    """How answers were sampled; None where nothing beside them says so."""
+    beside = provenance_path(answers)
+    if not beside.is_file():
+        return None
+    said = json.loads(beside.read_text(encoding="utf-8")).get("settings", {})
+    return {name: said[name] for name in ("temperature", "top_k", "top_p", "samples", "greedy_too") if name in said}
+
+
 def check_answers(answers: Path, target: Loaded, law: Law) -> None:
     """Raises UserError when there are no answers, or when another target or another law made them."""
     if not answers.is_file():

@@ -24,7 +24,7 @@ from distill.answers import with_template
 from distill.batches import Schedule, pack
 from distill.build import save_draft
 from distill.calibration import fit_temperatures, store_temperatures
-from distill.claims import check_answers, check_inputs, check_output, target_identity
+from distill.claims import check_answers, check_inputs, check_output, made_by, target_identity
 from distill.job_settings import JobSettings
 from distill.logit_cache import LogitCache
 from distill.measuring import AcceptanceHook
@@ -134,6 +134,7 @@ def _run(settings: JobSettings) -> Path:
         "sequences": len(sequences),
         "held_out_rows": len(held_out) if settings.data.held_out_rows else 0,
         "data_sha256": inputs["answers_sha256"],
+        "answers": made_by(settings.data.answers),
         "launch": launch_name(accelerator),
         "threads": torch.get_num_threads(),
     }

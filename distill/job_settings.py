@@ -69,6 +69,8 @@ class JobSettings(StrictSettings):
         rollouts = self.on_policy
         if self.push_private and not self.push_to:
             raise ValueError("push_private has no effect without push_to")
+        if self.push_to and self.draft.lora.rank:
+            raise ValueError("push_to: what draft.lora trains is an adapter; merge it (draftsmith merge) and push that")
         unrolls = self.draft.kind == "eagle3" and self.draft.unroll_steps > 1
         if not unrolls and self.objective.step_decay != ObjectiveSettings().step_decay:
             raise ValueError("objective.step_decay has no effect on a draft that is not unrolled over several steps")

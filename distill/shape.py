@@ -13,7 +13,7 @@ from configs.errors import UserError
 from configs.settings import StrictSettings
 from decode.drafts.contract import Draft
 from decode.drafts.eagle3 import Eagle3Draft
-from decode.drafts.eagle3_model import TAPS
+from decode.drafts.feature_config import TAPS
 from decode.drafts.head import SIZE, head_ids, is_feature_draft, trim_head
 from decode.drafts.kinds import load_draft
 from decode.drafts.lm import LMDraft

@@ -1,5 +1,6 @@
 """The verb `distill`: train a draft."""
 
+import json
 import sys
 from typing import Annotated
 
@@ -66,7 +67,7 @@ def distill(
 
     options = {"max_tokens": max_tokens, "max_minutes": max_time, "keep_checkpoints": keep}
     said = [f"train.{name}={value}" for name, value in options.items() if value is not None]
-    said += [f"push_to={push_to}"] if push_to else []
+    said += [f"push_to={json.dumps(push_to)}"] if push_to is not None else []
     said += ["push_private=true"] if private else []
     settings = read_config(JobSettings, config, [*(warm_start(init) if init else []), *(overrides or []), *said])
     if print_config:

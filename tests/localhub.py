@@ -55,6 +55,7 @@ class LocalHub:
         self.calls: list[str] = []  # "METHOD path -> status", in order of arrival
         self.failures: list[tuple[str, int, str]] = []  # (part of a path, status, message), each used once
         self.cuts: list[str] = []  # parts of a path whose next upload is cut off in the middle
+        self.wait_headers: dict[str, str] = {}  # sent with every refusal
         self.role, self.writers = "write", True  # of the token; and whether it may write to what exists
         self.part_bytes: int | None = None  # larger files are uploaded in parts of this size
         self.parts: dict[str, dict[int, bytes]] = {}
@@ -158,7 +159,8 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def refuse(self, status: int, message: str, code: str = "") -> None:
-        self.reply({"error": message}, status, {"X-Error-Code": code, "X-Error-Message": message})
+        named = {"X-Error-Code": code, "X-Error-Message": message}
+        self.reply({"error": message}, status, named | self.hub.wait_headers)
 
     def find(self, repo: str, revision: str) -> Commit | None:
         """The commit that is meant, or None after the refusal has been sent."""

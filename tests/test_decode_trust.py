@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from configs.errors import UserError
 from decode.models import load_model
-from decode.trust import PICKLE, REMOTE_CODE
+from decode.trust import PICKLE
 
 CODE = """
 from pathlib import Path
@@ -68,7 +68,20 @@ def test_pickled_weights_are_refused_unless_they_are_allowed(folder, monkeypatch
     assert torch.equal(
         load_model(str(folder)).model.get_input_embeddings().weight, weights["model.embed_tokens.weight"]
     )
-    assert REMOTE_CODE != PICKLE
+
+
+def test_pickled_adapters_are_refused_unless_they_are_allowed(tiny_draft, tmp_path, monkeypatch):
+    from peft import LoraConfig, get_peft_model
+
+    wrapped = get_peft_model(load_model(str(tiny_draft), "float32").model, LoraConfig(r=2, target_modules="all-linear"))
+    wrapped.save_pretrained(tmp_path / "adapter")
+    weights = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    (tmp_path / "adapter/adapter_model.safetensors").unlink()
+    torch.save(weights, tmp_path / "adapter/adapter_model.bin")
+    with pytest.raises(UserError, match=r"--allow-pickle"):
+        load_model(str(tmp_path / "adapter"))
+    monkeypatch.setenv(PICKLE, "1")
+    load_model(str(tmp_path / "adapter"))
 
 
 @pytest.mark.parametrize("shard", ["../elsewhere.safetensors", "/etc/passwd", "..\\x.safetensors", ".."])

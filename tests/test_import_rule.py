@@ -13,7 +13,8 @@ HOMES = {
     "deepspeed": {"train/parallel.py"},
     "peft": {"decode/adapters.py", "train/lora.py"},
     "wandb": {"train/tracking.py"},
-    "huggingface_hub": {f"train/publish/{name}.py" for name in ("access", "card", "card_metadata", "fetch", "hub")},
+    "huggingface_hub": {"decode/models.py"}
+    | {f"train/publish/{name}.py" for name in ("access", "card", "card_metadata", "fetch", "hub")},
     "datasets": {"eval/sources.py", *METRICS},  # a metric names its columns' types with it
     "evaluate": METRICS,
     "openai": {"distill/engine.py"},

@@ -230,6 +230,16 @@ def test_a_head_that_only_this_decoder_reads_is_not_offered_to_transformers(tmp_
 
 def test_the_training_text_and_what_of_it_counted_are_said(tmp_path: Path) -> None:
     data = {"prompts": "demo", "self_prompts": 1920, "temperature": 1.0, "greedy_too": True, "mask": "all"}
-    text = card(draft_files(tmp_path, training={"config": {"data": data}})).text
-    assert "prompts `demo` and 1920 that the target wrote itself, answered by the target at temperature 1" in text
-    assert "and greedily; supervised: every answer's tokens" in text
+    made = {"temperature": 1.0, "greedy_too": True}
+    text = card(draft_files(tmp_path, training={"config": {"data": data}, "answers": made})).text
+    assert "the target's own answers, at temperature 1 and greedily, to prompts `demo` and 1920 that it wrote" in text
+    assert "Supervised: every answer's tokens, nothing of a prompt." in text
+    unknown = card(draft_files(tmp_path, training={"config": {"data": data | {"text": True}}, "answers": None})).text
+    assert "The origin of the training text is not recorded. Supervised: all of the text." in unknown
+
+
+@pytest.mark.parametrize(
+    "report", [{"settings": "x"}, {"prompts": 3}, {"provenance": {"versions": []}}, {"provenance": None}]
+)
+def test_odd_parts_of_a_report_are_left_out(tmp_path: Path, report: Any) -> None:
+    assert "1.83" in str(card(draft_files(tmp_path, with_verdict() | report, kind=["lm"])))

@@ -15,13 +15,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.errors import UserError
 from decode import generate
-from decode.drafts.eagle3_model import TAPS
+from decode.drafts.feature_config import TAPS
 from decode.drafts.head import trim_head
 from decode.drafts.kinds import load_draft
 from decode.models import load_model
 from distill.build import build_eagle3_draft, build_lm_draft, save_draft
+from train.publish.doctor import examine
 from train.publish.engine_forms import read_feature_config, tensor_shapes
 from train.publish.export import export, whole_vocabulary
+from train.publish.serve import serve_command
 
 WORDS = torch.arange(3, 40).unsqueeze(0)
 
@@ -221,6 +223,84 @@ def test_e06_the_names_of_the_case_are_those_of_the_architecture_that_config_nam
     assert config_of(done.folder)["architectures"] == ["LlamaForCausalLM"]
 
 
+def written_by_another_tool(folder: Path, place: Path, how: str) -> Path:
+    """The same draft as SGLang's, speculators' or the first EAGLE-3 tools write it."""
+    copy = Path(shutil.copytree(folder, place / how.replace(" ", "-")))
+    config, tensors = config_of(copy), load_file(copy / "model.safetensors")
+    if how == "sglang":
+        for key in (TAPS, "target_hidden_size", "num_aux_hidden_states", "draftsmith"):
+            config.pop(key)
+        tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
+    if how == "speculators":
+        layer = {key: value for key, value in config.items() if not key.startswith(("eagle", "draft", "target_h"))}
+        config = {
+            "speculators_model_type": "eagle3", "transformer_layer_config": layer, "norm_before_residual": False,
+            TAPS: config[TAPS], "draft_vocab_size": config["draft_vocab_size"],
+        }  # fmt: skip
+    (copy / "config.json").write_text(json.dumps(config))
+    if how != "shards":
+        save_file(
+            {k: t.contiguous() for k, t in tensors.items()}, copy / "model.safetensors", metadata={"format": "pt"}
+        )
+        return copy
+    (copy / "model.safetensors").unlink()
+    names = sorted(tensors)
+    halves = {"model-1.safetensors": names[:5], "model-2.safetensors": names[5:]}
+    for file, some in halves.items():
+        save_file({name: tensors[name] for name in some}, copy / file, metadata={"format": "pt"})
+    shard_of = {name: file for file, some in halves.items() for name in some}
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shard_of}))
+    return copy
+
+
+@pytest.mark.parametrize("how", ["sglang", "speculators", "shards"])
+def test_a_draft_of_another_tool_decodes_and_exports_as_ours_does(feature_draft, tiny_target, tmp_path, how):
+    theirs = written_by_another_tool(feature_draft, tmp_path, how)
+    done = export(str(theirs), tmp_path / "out", "vllm", str(tiny_target))
+    target, found = load_model(str(tiny_target), "float32"), []
+    for folder in (feature_draft, theirs, done.folder):
+        draft = load_draft(target, str(folder), "float32")
+        answer = generate(target, draft, "warm tea", max_new_tokens=24, temperature=0)
+        found.append([(r.drafted, r.accepted) for r in answer.rounds])
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    "change", [{"norm_before_residual": True}, {"fc_norm": True}, {"attention_bias": True}, {"num_hidden_layers": 2},
+               {TAPS: None, "eagle_config": None}],
+)  # fmt: skip
+def test_a_draft_that_is_computed_in_another_way_is_refused(feature_draft, tiny_target, tmp_path, change):
+    folder = Path(shutil.copytree(feature_draft, tmp_path / "draft"))
+    (folder / "config.json").write_text(json.dumps(config_of(folder) | change))
+    with pytest.raises(UserError, match=r"another computation|does not name the target's layers"):
+        export(str(folder), tmp_path / "out", "vllm", str(tiny_target))
+    with pytest.raises(UserError, match=r"another computation|does not name the target's layers"):
+        load_draft(load_model(str(tiny_target), "float32"), str(folder))
+
+
+def test_another_tokenizer_of_the_same_size_is_refused_and_a_missing_one_taken_from_the_target(
+    feature_draft, tiny_target, tmp_path
+):
+    folder = Path(shutil.copytree(feature_draft, tmp_path / "draft"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    a, b = sorted(words, key=words.get)[200:202]
+    words[a], words[b] = words[b], words[a]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match="different tokenizers"):
+        export(str(folder), tmp_path / "out", "vllm", str(tiny_target))
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / file).unlink(missing_ok=True)
+    done = export(str(folder), tmp_path / "out", "vllm", str(tiny_target))
+    assert AutoTokenizer.from_pretrained(done.folder).chat_template
+
+
+def test_a_revision_of_the_target_is_pinned_in_the_words_of_each_engine():
+    assert "vllm serve org/t --revision abc " in serve_command("vllm", "lm", "org/t@abc", "d", 2)
+    assert "--model-path org/t --revision abc " in serve_command("sglang", "eagle3", "org/t@abc", "d", 2)
+    assert 'from_pretrained("org/t", revision="abc")' in serve_command("transformers", "lm", "org/t@abc", "d", 2)
+
+
 def test_a_feature_draft_is_refused_for_transformers(feature_draft, tiny_target, tmp_path):
     with pytest.raises(UserError, match=r"draftsmith decode.*vllm or sglang"):
         export(str(feature_draft), tmp_path / "out", "transformers", str(tiny_target))
@@ -275,16 +355,22 @@ def test_e04_a_head_tied_or_drifted_gives_the_same_logits_after_export(tiny_targ
     assert ("lm_head.weight" in load_file(done.folder / "model.safetensors")) == (how == "untied")
 
 
-def test_e04_a_draft_trained_by_lora_is_exported_whole(tiny_target, tiny_draft, tmp_path):
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_e04_a_draft_trained_by_lora_is_exported_whole(tiny_target, tiny_draft, tmp_path, stored):
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(0)
-    whole = load_model(str(tiny_draft), "float32")
+    base, dtype = Path(shutil.copytree(tiny_draft, tmp_path / "base")), getattr(torch, stored)
+    AutoModelForCausalLM.from_pretrained(base).to(dtype).save_pretrained(base)
+    whole = load_model(str(base), "float32")
     wrapped = get_peft_model(whole.model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
     wrapped.save_pretrained(tmp_path / "adapter")
     expected = wrapped(WORDS).logits
     done = export(str(tmp_path / "adapter"), tmp_path / "out", "vllm", str(tiny_target))
-    assert torch.allclose(AutoModelForCausalLM.from_pretrained(done.folder)(WORDS).logits, expected, atol=1e-5)
+    logits = AutoModelForCausalLM.from_pretrained(done.folder, dtype=torch.float32)(WORDS).logits
+    assert torch.allclose(logits, expected, atol=1e-5 if stored == "float32" else 0.3)
+    assert AutoModelForCausalLM.from_pretrained(done.folder).dtype == dtype
+    assert examine(str(done.folder), str(tiny_target), str(tmp_path / "adapter")) == []
     assert not any(path.name.startswith("adapter") for path in done.folder.iterdir())
 
 

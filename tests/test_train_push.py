@@ -73,13 +73,55 @@ def test_what_does_not_pass_is_not_tried_again(hub, draft, status):
     assert len(calls(hub, "/commit/")) == 1
 
 
-def test_a_hub_that_asks_to_wait_is_given_the_time(hub, draft, monkeypatch):
+def test_the_pause_doubles(hub, draft, monkeypatch):
     waits: list[float] = []
     monkeypatch.setattr(access.time, "sleep", waits.append)
     monkeypatch.setattr(access, "FIRST_WAIT_S", 1.0)
     hub.fail_next("/repos/create", 503, times=3)
     push(draft, REPO)
     assert waits == [1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [({"Retry-After": "7"}, 7.0), ({"Retry-After": "1.5"}, 1.5), ({"ratelimit": '"api";r=0;t=28'}, 28.0),
+     ({"Retry-After": "²"}, 1.0), ({"Retry-After": "99999"}, access.LONGEST_WAIT_S)],
+)  # fmt: skip
+def test_the_time_that_a_hub_asks_for_counts(hub, draft, monkeypatch, headers, expected):
+    waits: list[float] = []
+    monkeypatch.setattr(access.time, "sleep", waits.append)
+    monkeypatch.setattr(access, "FIRST_WAIT_S", 1.0)
+    hub.wait_headers = {k: v.encode("utf-8").decode("latin-1") for k, v in headers.items()}
+    hub.fail_next("/commit/", 429)
+    push(draft, REPO)
+    assert waits == [expected]
+
+
+def test_a_file_that_leads_out_of_the_folder_is_not_pushed(hub, draft, tmp_path):
+    (tmp_path / "secret").write_text("token")
+    (draft / "LICENSE").symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match="LICENSE leads out of the folder"):
+        push(draft, REPO)
+    assert not calls(hub, "/commit/")
+
+
+def test_an_index_that_leads_out_of_the_folder_is_not_pushed(hub, draft):
+    (draft / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../other/model.safetensors"}}')
+    with pytest.raises(UserError, match="points outside of the folder"):
+        push(draft, REPO)
+
+
+def test_an_adapter_is_refused_as_what_to_push_before_training(job, tiny_draft, tmp_path):
+    more = ["draft.layers=[0,-1]", f"draft.init={tiny_draft}", "draft.lora.rank=2", f"push_to={REPO}"]
+    with pytest.raises(UserError, match="draftsmith merge"):
+        run_here(job(tmp_path / "run", *more))
+
+
+@pytest.mark.parametrize("endpoint", ["http://[::1", "nowhere", "ftp://hub"])
+def test_an_address_that_is_none_is_named(hub, draft, monkeypatch, endpoint):
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    with pytest.raises(UserError, match="HF_ENDPOINT"):
+        push(draft, REPO)
 
 
 def test_weights_that_arrived_are_not_sent_again(hub, draft):

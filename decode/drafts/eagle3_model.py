@@ -4,7 +4,6 @@ EAGLE-3 (Li et al. 2025), with the tensor names that serving engines read. Shape
 hidden, E the target's, V the target's vocabulary, V_d rows of the head, L keys.
 """
 
-import copy
 from typing import Any
 
 import torch
@@ -19,10 +18,10 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
+from decode.drafts.feature_config import TAPS
 from decode.drafts.head import SIZE
 
 KeysValues = tuple[Tensor, Tensor]
-TAPS = "eagle_aux_hidden_state_layer_ids"  # in config.json: indices into the target's hidden_states (0: embeddings)
 
 
 class LlamaForCausalLMEagle3(LlamaPreTrainedModel):  # type: ignore[misc]
@@ -184,26 +183,3 @@ def unroll(model: Any, embedded: Tensor, hidden: Tensor, positions: Tensor, step
         out, past = model(later, out, positions[:, first:] + step, past, mask)
         found.append(out)
     return found
-
-
-def eagle3_config(target: Any, taps: tuple[int, ...], head_rows: int) -> LlamaConfig:
-    """One layer of a Llama body with the shape of `target`'s transformers config.
-
-    Written for engines as well: vLLM reads the taps as they are, SGLang counts them from one layer later.
-    """
-    config = LlamaConfig(
-        vocab_size=target.vocab_size, hidden_size=target.hidden_size, intermediate_size=target.intermediate_size,
-        num_hidden_layers=1, num_attention_heads=target.num_attention_heads,
-        num_key_value_heads=target.num_key_value_heads,
-        head_dim=getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads,
-        hidden_act=target.hidden_act, max_position_embeddings=target.max_position_embeddings,
-        rms_norm_eps=target.rms_norm_eps, rope_parameters=copy.deepcopy(target.rope_parameters),
-        tie_word_embeddings=False, bos_token_id=target.bos_token_id, eos_token_id=target.eos_token_id,
-        pad_token_id=target.pad_token_id, dtype=torch.float32,
-    )  # fmt: skip
-    config.target_hidden_size = target.hidden_size
-    config.num_aux_hidden_states = len(taps)
-    setattr(config, SIZE, head_rows)
-    setattr(config, TAPS, list(taps))
-    config.eagle_config = {TAPS: [tap - 1 for tap in taps], "use_aux_hidden_state": True}
-    return config

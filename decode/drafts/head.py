@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.hub import cached_file
 
 from configs.errors import UserError
+from configs.files import read_json
+from decode.trust import INDEX, WEIGHTS, check_files, find_file
 
 SIZE = "draft_vocab_size"  # in config.json, as in EAGLE-3 checkpoints
 FEATURE_DRAFT = "LlamaForCausalLMEagle3"  # the architecture that config.json names, as engines know it
@@ -66,14 +68,27 @@ def load_trimmed(location: str, config: Any, dtype: torch.dtype, **arguments: An
 
 
 def load_weights(model: Any, location: str, **arguments: Any) -> None:
-    """Fill `model` from the model.safetensors of a folder or Hub id. Raises UserError unless every tensor fits."""
-    file = cached_file(location, "model.safetensors", **arguments)
+    """Fill `model` from the safetensors of a folder or Hub id, in one file or in shards.
+
+    Raises UserError unless every tensor fits.
+    """
+    check_files(location, location, **arguments)
+    index = find_file(location, INDEX, **arguments)
+    names = sorted(set(read_json(Path(index))["weight_map"].values())) if index else [WEIGHTS]
+    weights: dict[str, Tensor] = {}
+    for name in names:
+        weights |= load_file(str(cached_file(location, name, **arguments)))
     try:
-        model.load_state_dict(load_file(str(file)))
+        model.load_state_dict({layer_name(name): weight for name, weight in weights.items()})
     except RuntimeError as error:
         raise UserError(
             f"{location}: its weights do not fit its config ({str(error).splitlines()[-1].strip()})"
         ) from None
+
+
+def layer_name(tensor: str) -> str:
+    """A tensor's name as we have it: the first EAGLE-3 drafts call their layer `midlayer`."""
+    return tensor.replace("midlayer.", "layers.0.", 1) if tensor.startswith("midlayer.") else tensor
 
 
 def check_map(model: Any, name: str) -> None:

@@ -9,7 +9,8 @@ from configs.errors import UserError
 from decode.adapters import adapter_base, merge_adapter
 from decode.drafts.contract import Draft
 from decode.drafts.eagle3 import Eagle3Draft
-from decode.drafts.eagle3_model import TAPS, LlamaForCausalLMEagle3
+from decode.drafts.eagle3_model import LlamaForCausalLMEagle3
+from decode.drafts.feature_config import TAPS, complete_config
 from decode.drafts.head import check_map, is_feature_draft, load_weights
 from decode.drafts.lm import LMDraft
 from decode.drafts.lookup import LookupDraft, LookupOrDraft
@@ -62,6 +63,7 @@ def draft_revision(text: str) -> str:
 
 
 def _load_eagle3(target: Loaded, text: str, config: Any, dtype: str, device: str) -> Eagle3Draft:
+    complete_config(config, text)
     name, width = target.model.config.model_type, target.model.config.hidden_size
     if getattr(config, "target_hidden_size", None) != width or config.vocab_size != target.model.config.vocab_size:
         raise UserError(

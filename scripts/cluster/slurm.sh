@@ -17,7 +17,7 @@ head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}
 
 # shellcheck disable=SC2016 # SLURM_NODEID is each node's own
-exec srun bash -c 'exec .venv/bin/accelerate launch --machine_rank "$SLURM_NODEID" "$@"' node \
+exec srun --kill-on-bad-exit=1 bash -c 'exec .venv/bin/accelerate launch --machine_rank "$SLURM_NODEID" "$@"' node \
     --config_file "configs/accelerate/$launch.yaml" \
     --num_machines "$SLURM_NNODES" \
     --num_processes $((SLURM_NNODES * SLURM_GPUS_PER_NODE)) \

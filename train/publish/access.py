@@ -1,6 +1,7 @@
 """Coming to terms with the Hub: the token, the right to write, what is tried again, and what a refusal means."""
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,14 +10,20 @@ from typing import Any, TypeVar
 from huggingface_hub import HfApi, get_token
 
 # HTTPError is the base of connection errors in whichever HTTP client the installed huggingface_hub uses.
-from huggingface_hub.errors import HFValidationError, HTTPError, OIDCError
+from huggingface_hub.errors import (
+    HFValidationError,
+    HTTPError,
+    OfflineModeIsEnabled,
+    OIDCError,
+    RepositoryNotFoundError,
+)
 from huggingface_hub.utils import validate_repo_id
 
 from configs.errors import UserError
 
 Result = TypeVar("Result")
 
-TRIES, FIRST_WAIT_S, LONGEST_WAIT_S = 5, 1.0, 60.0
+TRIES, FIRST_WAIT_S, LONGEST_WAIT_S = 5, 1.0, 300.0
 PASSING = {408, 409, 412, 429, 500, 502, 503, 504}  # what goes by itself
 REFUSALS = (HTTPError, OSError, RuntimeError, ValueError, KeyError)  # all that huggingface_hub raises for an answer
 
@@ -64,12 +71,12 @@ def open_repository(repo_id: str, private: bool, revision: str | None, token: st
     """
     api = HfApi(endpoint=_endpoint(), token=token)
     account = retrying(api.whoami)
-    if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
+    if ((account.get("auth") or {}).get("accessToken") or {}).get("role") == "read":
         raise UserError(f"{repo_id}: the Hub token can only read; {ADVICE[403]}")
     # None and not False: an organisation whose repositories are private by default keeps its default.
     retrying(lambda: api.create_repo(repo_id, private=private or None, exist_ok=True))
     _check_right_to_write(api, repo_id)
-    if private and not api.model_info(repo_id).private:
+    if private and not retrying(lambda: api.model_info(repo_id)).private:
         raise UserError(
             f"{repo_id}: --private was asked, but the repository exists and is public; make it private in "
             "its settings, push without --private, or choose another name"
@@ -84,7 +91,7 @@ def _check_right_to_write(api: HfApi, repo_id: str) -> None:
     try:
         retrying(lambda: api.auth_check(repo_id, write=True))
     except HTTPError as error:
-        if _status(error) in (401, 403):
+        if _status(error) in (401, 403) or isinstance(error, RepositoryNotFoundError):
             raise  # any other answer: a Hub without this page, whose commit will tell
 
 
@@ -115,22 +122,31 @@ def hub_refusals(repo_id: str, token: str, what_next: str) -> Iterator[None]:
 
 
 def _endpoint() -> str | None:
-    # huggingface_hub reads HF_ENDPOINT once, when it is imported; a notebook may set it later.
-    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+    """huggingface_hub reads HF_ENDPOINT once, when it is imported; a notebook may set it later."""
+    said = os.environ.get("HF_ENDPOINT", "").rstrip("/")
+    if said and not re.fullmatch(r"https?://[\w.:-]+(/[\w./-]*)?", said):
+        raise UserError(f"HF_ENDPOINT {said!r}: expected an address like https://huggingface.co")
+    return said or None
 
 
 def _passes(error: Exception) -> bool:
     """Whether it may work in a moment: a busy Hub, another commit under way, a cut connection."""
     status = _status(error)
     if status is None:
+        if isinstance(error, OfflineModeIsEnabled) or getattr(error, "filename", None):
+            return False  # a file of ours that cannot be read
         return isinstance(error, HTTPError | ConnectionError | TimeoutError) or error.__cause__ is not None
     return status in PASSING
 
 
 def _asked_wait(error: Exception) -> float | None:
-    """Seconds that the Hub asks to wait, if it does."""
-    asked = str(getattr(_response(error), "headers", {}).get("Retry-After", ""))
-    return float(asked) if asked.isdigit() else None
+    """Seconds that the Hub asks to wait, if it does: Retry-After, or the t of its own `ratelimit` header."""
+    headers = getattr(_response(error), "headers", {})
+    asked = re.fullmatch(r"[0-9.]+", str(headers.get("Retry-After", "")).strip())
+    limited = re.search(r"\bt=([0-9]+)", str(headers.get("ratelimit", "")))
+    if asked is None and limited is None:
+        return None
+    return float(asked[0].strip(".") or 0) if asked else float(limited[1]) if limited else None
 
 
 def _reason(error: Exception, token: str) -> str:
@@ -138,6 +154,8 @@ def _reason(error: Exception, token: str) -> str:
     words = getattr(error, "server_message", None) or str(error.__cause__ or error)
     said = " ".join(str(words).split()).replace(token, "***")[:300]
     status = _status(error)
+    if status is None and getattr(error, "filename", None):
+        return f"{getattr(error, 'filename', '')} cannot be read ({getattr(error, 'strerror', said)})"
     if status is None:
         advice = "check the network, HF_ENDPOINT and HF_HUB_OFFLINE"
         return f"the Hub can't be reached ({type(error).__name__}: {said}); {advice}"

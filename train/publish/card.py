@@ -103,7 +103,7 @@ def _introduction(block: Mapping[str, Any], draft_name: str) -> str:
     target = f"[{on_hub}](https://huggingface.co/{on_hub})" if on_hub else f"`{target_name(block)}`"
     commit = hub_revision(block)
     revision = f" at revision `{_public(commit)}`" if commit else ""
-    kind = block.get("kind", "unknown")
+    kind = str(block.get("kind", "unknown"))
     return (
         f"# {title}\n\nA draft model (kind `{_public(kind)}`) for speculative decoding with {target}{revision}, "
         f"made with Draftsmith. {RELATION.get(kind, '')}The answers stay the target's own, whatever the draft proposes."
@@ -150,17 +150,23 @@ def _how_trained(training: Mapping[str, Any]) -> str:
 
 
 def _data(training: Mapping[str, Any]) -> str:
-    """Whose words it learned from, and which of them counted."""
-    data = _mapping(_mapping(training, "config"), "data")
+    """Whose words it learned from, and which of them counted: no more than the record of the answers says."""
+    data, made = _mapping(_mapping(training, "config"), "data"), _mapping(training, "answers")
     if not data:
         return ""
-    temperature = data.get("temperature")
-    sampled = "greedily" if temperature == 0 else f"at temperature {_public(temperature)}"
-    sampled += " and greedily" if data.get("greedy_too") and temperature != 0 else ""
-    own = data.get("self_prompts")
-    prompts = f"prompts `{_public(data.get('prompts'))}`" + (f" and {own} that the target wrote itself" if own else "")
+    text = "The origin of the training text is not recorded. "
+    if made:
+        temperature = made.get("temperature")
+        sampled = "greedily" if temperature == 0 else f"at temperature {_public(temperature)}"
+        sampled += " and greedily" if made.get("greedy_too") and temperature != 0 else ""
+        prompts = f"prompts `{_public(data['prompts'])}`" if data.get("prompts") else "prompts that it wrote itself"
+        own = data.get("self_prompts") if data.get("prompts") else 0
+        prompts += f" and {own} that it wrote itself" if own else ""
+        text = f"Training text: the target's own answers, {sampled}, to {prompts}. "
     counted = "the last answer of a chat" if data.get("mask") == "last" else "every answer's tokens"
-    return f"Training text: {prompts}, answered by the target {sampled}; supervised: {counted}, nothing of a prompt. "
+    counted = "all of the text" if data.get("text") else f"{counted}, nothing of a prompt"
+    rollouts = _mapping(_mapping(training, "config"), "on_policy").get("fraction")
+    return f"{text}Supervised: {counted}. " + ("Part of it was rolled out while training. " if rollouts else "")
 
 
 def _limits(block: Mapping[str, Any]) -> str:

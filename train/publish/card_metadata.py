@@ -36,24 +36,30 @@ def metadata(block: Mapping[str, Any], report: Mapping[str, Any], draft_name: st
 
 
 def _results(report: Mapping[str, Any]) -> list[EvalResult]:
-    verdict, settings = report.get("verdict"), report.get("settings") or {}
-    if not isinstance(verdict, dict) or verdict.get("lossless") is not True:
+    verdict, settings, where = (_mapping(report, name) for name in ("verdict", "settings", "provenance"))
+    if verdict.get("lossless") is not True:
         return []
     names = ("num_draft_tokens", "temperature", "top_k", "top_p", "max_new_tokens", "verifier", "run_dtype", "threads")
     how = {name: settings[name] for name in names if settings.get(name) is not None}
-    where = report.get("provenance") or {}
     how |= {name: where[name] for name in ("device", "processor", "cores") if where.get(name) is not None}
-    how |= {f"{name}_version": version for name, version in (where.get("versions") or {}).items() if version}
+    how |= {f"{name}_version": version for name, version in _mapping(where, "versions").items() if version}
     suite = PureWindowsPath(str(settings.get("suite", "suite"))).name
+    said = report.get("prompts")
+    prompts = said if isinstance(said, list) else []
     return [
         EvalResult(
             task_type="text-generation", task_name="speculative decoding", dataset_type=f"draftsmith-{suite}",
-            dataset_name=f"{suite}, {len(report.get('prompts') or [])} prompts", metric_type=key, metric_name=name,
+            dataset_name=f"{suite}, {len(prompts)} prompts", metric_type=key, metric_name=name,
             metric_value=round(verdict[key], 4), metric_args=how,
         )
         for key, name in FIGURES.items()
         if _is_number(verdict.get(key))
     ]  # fmt: skip
+
+
+def _mapping(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = tree.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _is_number(value: Any) -> bool:

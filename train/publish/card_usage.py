@@ -31,10 +31,12 @@ def _engines(block: Mapping[str, Any], target: str, draft_name: str, tokens: int
     """What serves it. A folder that was exported for one engine is shown with that one."""
     exported = block.get("export")
     made_for = exported.get("engine") if isinstance(exported, dict) else None
+    if made_for and block.get("kind") == "lm":
+        made_for = "any"  # one folder for all
     kind, gamma = str(block.get("kind")), tokens or UNMEASURED_LENGTH
     parts = []
     for engine, name in ENGINES.items():
-        if made_for == engine:
+        if made_for in (engine, "any"):
             lines = [serve_command(engine, kind, target, draft_name, gamma)]
         elif made_for is None:
             folder = f"draft-for-{engine}"

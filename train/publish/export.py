@@ -1,5 +1,6 @@
 """A draft folder in the form that a serving engine loads, with the command that serves it."""
 
+import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,27 +13,30 @@ from torch import Tensor, nn
 
 from configs.errors import UserError
 from configs.files import whole_folder, write_json, write_text, writing
-from decode.adapters import find_file
-from decode.drafts.eagle3_model import TAPS, LlamaForCausalLMEagle3
-from decode.drafts.head import SIZE, check_map, head_ids, is_feature_draft
+from decode.drafts.eagle3_model import LlamaForCausalLMEagle3
+from decode.drafts.feature_config import TAPS, complete_config
+from decode.drafts.head import SIZE, check_map, head_ids, is_feature_draft, map_fingerprint
 from decode.drafts.kinds import with_weights
 from decode.models import (
+    UNLOADABLE,
     Loaded,
     check_pair,
     describe_model,
+    first_line,
     load_model,
     load_tokenizer,
     parse_reference,
     read_model_config,
 )  # fmt: skip
+from decode.trust import find_file, stays_inside
 from train.publish.card_usage import UNMEASURED_LENGTH
-from train.publish.engine_forms import BODY, flat_config, speculators_config
+from train.publish.engine_forms import BODY, flat_config, speculators_form
 from train.publish.fetch import is_at_hand
 from train.publish.parity import check_feature_export, check_plain_export, share_of_rows
 from train.publish.serve import serve_command
 
 CARRIED = ("report.json", "training.json", "LICENSE")
-WRITTEN = {*BODY, SIZE, TAPS, "eagle_config", "dtype", "use_cache"}  # of config.json; the rest are defaults
+WRITTEN = {*BODY, SIZE, TAPS, "use_cache"}  # of config.json; the rest are defaults
 NEVER = -1e4  # bias of a row that must not win, where a head has one
 
 
@@ -57,7 +61,8 @@ def export(draft: str, out: Path, engine: str, target: str | None = None) -> Exp
     if out.exists():
         raise UserError(f"{out}: exists already; name another folder")
     config = read_model_config(draft)
-    block = dict(getattr(config, "draftsmith", None) or {})
+    said = getattr(config, "draftsmith", None)
+    block = dict(said) if isinstance(said, dict) else {}
     kind = "eagle3" if is_feature_draft(config) else "lm"
     if kind == "eagle3" and engine == "transformers":
         raise UserError(
@@ -70,65 +75,81 @@ def export(draft: str, out: Path, engine: str, target: str | None = None) -> Exp
     if not gamma:
         gamma = UNMEASURED_LENGTH
         notes.append(f"γ = {gamma} was not measured; `draftsmith eval` finds the one that pays here")
+    block |= {"kind": kind, "export": {"engine": engine}}
+    block.setdefault("target", Path(name).name if Path(name).exists() else name.partition("@")[0])
+    if kind == "eagle3":
+        ready = _feature_draft(draft, complete_config(config, draft), served, notes)
+    else:
+        ready = _plain_draft(draft, block, served, gamma, notes)
     with writing(out, out.with_name(out.name + ".tmp")), whole_folder(out) as unfinished:
-        block["export"] = {"engine": engine}
+        ready.tokenizer.save_pretrained(unfinished)
         if kind == "eagle3":
-            notes += _write_feature_draft(draft, config, block, served, engine, name, gamma, unfinished)
+            architectures = list(served.model.config.architectures or []) if served else []
+            _write_feature_draft(ready.model, block, engine, architectures, gamma, unfinished)
         else:
-            notes += _write_plain_draft(draft, block, served, gamma, unfinished)
-        load_tokenizer(draft).save_pretrained(unfinished)
+            ready.model.config.draftsmith = block
+            ready.model.save_pretrained(unfinished)
+            check_plain_export(ready.trained, unfinished)
         another = kind == "lm" and getattr(config, SIZE, None)  # with its whole head it is not what was measured
         _carry(draft, CARRIED[1:] if another else CARRIED, unfinished)
     return Exported(out, serve_command(engine, kind, name, str(out), gamma), tuple(notes))
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A draft that is about to be written; `trained` is what a plain one was before, in float32."""
+
+    model: Any
+    tokenizer: Any
+    trained: Any = None
 
 
 def _carry(draft: str, files: tuple[str, ...], out: Path) -> None:
     reference = parse_reference(draft)
     for file in files:
         found = find_file(reference.location, file, **reference.arguments())
-        if found:
+        if found and (not reference.is_local or stays_inside(Path(found), Path(reference.location))):
             write_text(out / file, Path(found).read_text(encoding="utf-8"))
 
 
 def _target(asked: str | None, block: Mapping[str, Any]) -> tuple[Loaded | None, list[str]]:
     """Config and tokenizer of the target; None, with a note, where the draft's own word for it leads nowhere."""
     said = block.get("target")
-    if asked is None and not said:
+    if asked is not None:
+        return describe_model(asked), []
+    if not said:
         raise UserError("the draft does not name its target; name it with --target")
-    if asked is None and not is_at_hand(str(said)):
-        return None, [f"target {said} is not to be had here, so nothing was compared with it; --target names a copy"]
-    return describe_model(asked or str(said)), []
+    note = f"target {said} is not to be had here, so nothing was compared with it; --target names a copy"
+    try:
+        return (describe_model(str(said)), []) if is_at_hand(str(said)) else (None, [note])
+    except UserError:  # gated, or no model
+        return None, [note]
 
 
-def _write_feature_draft(
-    draft: str, config: Any, block: dict[str, Any], target: Loaded | None, engine: str, name: str, gamma: int, out: Path
-) -> list[str]:
-    model = with_weights(LlamaForCausalLMEagle3(config), draft, torch.float32)
+def _feature_draft(draft: str, config: Any, target: Loaded | None, notes: list[str]) -> Ready:
+    try:
+        model = with_weights(LlamaForCausalLMEagle3(config), draft, torch.float32)
+    except UserError:
+        raise
+    except UNLOADABLE as error:
+        raise UserError(f"{draft}: cannot be loaded as a feature draft ({first_line(error)})") from error
     fault = model.map_fault()
     if fault:
         raise UserError(f"{draft}: its vocabulary map is broken: {fault}; train it again")
     check_map(model, draft)
-    written = {key: value for key, value in config.to_dict().items() if key in WRITTEN and value is not None}
-    written["draftsmith"] = block
-    notes, architectures = [], ["LlamaForCausalLM"]
-    if target is not None:
-        _check_features(draft, config, target)
-        architectures = list(target.model.config.architectures or architectures)
-        context = target.context_tokens
-        if written["max_position_embeddings"] != context:
-            notes.append(f"context set to the target's: {context} tokens")
-            written["max_position_embeddings"] = context
-    whole = (
-        speculators_config(written, str(block.get("target") or Path(name).name), architectures, gamma)
-        if engine == "vllm"
-        else flat_config(written)
-    )
-    dtype = config.dtype or torch.float32
-    tensors = {key: _stored(tensor, dtype) for key, tensor in model.state_dict().items()}
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-    write_json(out / "config.json", whole)
-    check_feature_export(model.to(dtype).float(), out, engine)
-    return notes
+    if target is None:
+        return Ready(model, load_tokenizer(draft))
+    _check_features(draft, config, target)
+    model.generation_config = target.model.generation_config
+    try:
+        tokenizer = load_tokenizer(draft)
+    except UserError:
+        tokenizer = target.tokenizer  # engines use that one
+    _check_pair(target, Loaded(model, tokenizer, draft, "", model.dtype), notes)
+    if config.max_position_embeddings != target.context_tokens:
+        notes.append(f"context set to the target's: {target.context_tokens} tokens")
+        config.max_position_embeddings = target.context_tokens
+    return Ready(model, tokenizer)
 
 
 def _check_features(draft: str, config: Any, target: Loaded) -> None:
@@ -144,21 +165,46 @@ def _check_features(draft: str, config: Any, target: Loaded) -> None:
         raise UserError(f"{draft}: reads hidden states {getattr(config, TAPS)}, which {target.name} does not have")
 
 
+def _check_pair(target: Loaded, draft: Loaded, notes: list[str]) -> None:
+    """As decoding does; what it warns of becomes a note."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        check_pair(target, draft)
+    notes += [str(warning.message) for warning in said]
+
+
+def _write_feature_draft(
+    model: LlamaForCausalLMEagle3, block: dict[str, Any], engine: str, architectures: list[str], gamma: int,
+    out: Path,
+) -> None:  # fmt: skip
+    dtype = model.config.dtype or torch.float32
+    written = {key: value for key, value in model.config.to_dict().items() if key in WRITTEN and value is not None}
+    block["vocabulary_map_hash"] = None if model.draft_ids is None else map_fingerprint(model.draft_ids)
+    written |= {"draftsmith": block, "dtype": str(dtype).removeprefix("torch.")}
+    written["eagle_config"] = {TAPS: [tap - 1 for tap in model.taps], "use_aux_hidden_state": True}
+    written["num_aux_hidden_states"] = len(model.taps)
+    if engine == "vllm":
+        whole = speculators_form(written, str(block["target"]), architectures or ["LlamaForCausalLM"], gamma)
+    else:
+        whole = flat_config(written)
+    tensors = {key: _stored(tensor, dtype) for key, tensor in model.state_dict().items()}
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    write_json(out / "config.json", whole)
+    check_feature_export(model.to(dtype).float(), out, engine)
+
+
 def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
 
 
-def _write_plain_draft(draft: str, block: dict[str, Any], target: Loaded | None, gamma: int, out: Path) -> list[str]:
-    loaded, notes = load_model(draft, device="cpu"), []
+def _plain_draft(draft: str, block: dict[str, Any], target: Loaded | None, gamma: int, notes: list[str]) -> Ready:
+    loaded = load_model(draft, device="cpu")
     if target is not None:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            check_pair(target, loaded)
-        notes += [str(warning.message) for warning in said]
+        _check_pair(target, loaded, notes)
     model, ids = loaded.model, head_ids(loaded.model)
+    trained = copy.deepcopy(model).float()
     rows = int((target.model if target else model).config.vocab_size)
     kept = torch.arange(min(rows, int(model.config.vocab_size))) if ids is None else ids
-    trained = load_model(draft, "float32", "cpu").model
     whole_vocabulary(model, rows)
     empty = torch.ones(rows, dtype=torch.bool)
     empty[kept] = False
@@ -179,11 +225,7 @@ def _write_plain_draft(draft: str, block: dict[str, Any], target: Loaded | None,
             "measure this folder with `draftsmith eval` too"
         )
         block["recommended_num_draft_tokens"] = None
-    model.config.draftsmith = block
-    model.save_pretrained(out)
-    loaded.tokenizer.save_pretrained(out)
-    check_plain_export(trained, out)
-    return notes
+    return Ready(model, loaded.tokenizer, trained)
 
 
 def whole_vocabulary(model: Any, rows: int) -> None:

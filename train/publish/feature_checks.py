@@ -2,45 +2,47 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from decode.drafts.eagle3_model import TAPS
-from decode.drafts.head import FEATURE_DRAFT, SIZE, map_fingerprint
-from train.publish.engine_forms import REQUIRED_BODY, FeatureConfig, engine_name, read_feature_config, tensor_shapes
+from decode.drafts.feature_config import TAPS
+from decode.drafts.head import FEATURE_DRAFT, SIZE, layer_name, map_fingerprint
+from train.publish.engine_forms import REQUIRED_BODY, FeatureConfig, other_kind, read_feature_config, tensor_shapes
 from train.publish.file_checks import RETRAIN
 from train.publish.findings import DraftFolder, Finding, Header, compare_tensors, note
 
-SPECULATORS_TYPES = ("eagle3", "peagle", "dflash", "dflash2", "dspark")
-OPTIONAL = ("embed_tokens.weight", "t2d")
+OPTIONAL = ("embed_tokens.weight", "t2d", "d2t")  # the last two: the map's own check
+BUFFERS = ("inv_freq",)  # of older transformers; loaders skip them
 EXPORT = "write it again with `draftsmith export`"
 DEFAULT_TAPS = "(2, N/2, N-3)"
 
 
 def feature_config(folder: DraftFolder) -> tuple[FeatureConfig | None, list[Finding]]:
-    """What config.json describes, and what is wrong where weights of a feature draft lie beside something else."""
-    looks = any("hidden_norm.weight" in name for name in folder.headers) and any(
-        name.endswith("fc.weight") for name in folder.headers
-    )
-    try:
-        found = read_feature_config(folder.config)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return None, [Finding(f"config.json cannot be read as a feature draft's ({error})", "Engines stop", EXPORT)]
-    if found is None:
-        if not looks:
-            return None, []
+    """What config.json describes, if it is an EAGLE-3 draft; findings where no more can be checked."""
+    other = other_kind(folder.config)
+    if other:
         return None, [
-            Finding(
-                f"architectures is {folder.config.get('architectures')}, and the weights are a feature draft's",
-                "No engine knows it as one",
-                f"write {FEATURE_DRAFT}, or export it to vllm (speculators form)",
-            )
+            note(f"a draft of kind {other}", "Nothing beyond its files is known here", "its own tool's checks")
         ]
-    missing = [key for key in REQUIRED_BODY if not isinstance(found.body.get(key), int)]
+    found = read_feature_config(folder.config)
+    if found is None:
+        looks = [any(name.endswith(end) for name in folder.headers) for end in ("hidden_norm.weight", "fc.weight")]
+        if not all(looks):
+            return None, []
+        what = f"architectures is {folder.config.get('architectures')}, and the weights are a feature draft's"
+        how = f"write {FEATURE_DRAFT}, or export it to vllm (speculators form)"
+        return None, [Finding(what, "No engine knows it as one", how)]
+    missing = [key for key in REQUIRED_BODY if not isinstance(found.body.get(key), int) or found.body[key] < 1]
     if missing:
         return None, [Finding(f"config.json does not give {', '.join(missing)}", "The draft has no shape", EXPORT)]
     return found, []
+
+
+def engines_of(found: FeatureConfig) -> set[str]:
+    """The engines that a folder of these forms is meant for."""
+    return {"vllm" if form == "speculators" else "sglang" for form in found.forms}
 
 
 def feature_checks(folder: DraftFolder, found: FeatureConfig) -> Iterator[Finding]:
@@ -54,37 +56,29 @@ def feature_checks(folder: DraftFolder, found: FeatureConfig) -> Iterator[Findin
 
 
 def _speculators(folder: DraftFolder) -> Iterator[Finding]:
-    config = folder.config
-    kind, said = config.get("speculators_model_type"), config.get("speculators_config")
-    if kind not in SPECULATORS_TYPES:
-        yield Finding(f"speculators_model_type is {kind!r}", "vLLM raises for what it does not know", "write eagle3")
-    said = said if isinstance(said, dict) else {}
+    said = folder.mapping("speculators_config")
     proposals = said.get("proposal_methods")
-    first = proposals[0] if isinstance(proposals, list) and proposals and isinstance(proposals[0], dict) else {}
-    if not isinstance(first.get("speculative_tokens"), int):
+    first: Any = proposals[0] if isinstance(proposals, list) and proposals else None
+    if not isinstance(first, dict) or not isinstance(first.get("speculative_tokens"), int):
         yield Finding(
             "speculators_config.proposal_methods[0].speculative_tokens is no whole number",
             "vLLM takes the draft length from there", EXPORT,
         )  # fmt: skip
-    verifier = (said.get("verifier") or {}).get("name_or_path")
-    if not verifier:
+    verifier: Any = said.get("verifier")
+    name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    if not isinstance(name, str) or not name:
         yield Finding("speculators_config.verifier.name_or_path is not given", "vLLM requires it", EXPORT)
-    elif Path(verifier).is_absolute() or Path(verifier).exists():
+    elif Path(name).is_absolute() or name.startswith((".", "~")) or (len(name) < 200 and Path(name).exists()):
         yield Finding(
-            f"speculators_config.verifier.name_or_path is the local path {Path(verifier).name}",
+            f"speculators_config.verifier.name_or_path is the local path {Path(name).name}",
             "vLLM refuses to serve the draft by its own name", "write the target's Hub id",
         )  # fmt: skip
-    if "norm_before_residual" not in config:
+    if "norm_before_residual" not in folder.config:
         yield Finding(
             "norm_before_residual is not written", "vLLM takes that for true, which is another computation",
             "write what the draft was trained with; ours is false",
         )  # fmt: skip
-    elif config["norm_before_residual"]:
-        yield note(
-            "norm_before_residual is true", "SGLang and this decoder compute the draft as if it were false",
-            "serve it with vLLM only, or train one without",
-        )  # fmt: skip
-    if "model_type" not in config.get("transformer_layer_config", {}):
+    if "model_type" not in folder.mapping("transformer_layer_config"):
         yield Finding("transformer_layer_config has no model_type", "vLLM guesses the layer's class", "write llama")
 
 
@@ -101,19 +95,28 @@ def _layer(folder: DraftFolder, found: FeatureConfig) -> Iterator[Finding]:
             f"{body['num_hidden_layers']} layers", "The engines norm the input of later layers by different names",
             "train one layer",
         )  # fmt: skip
-    if body.get("attention_bias"):
-        yield Finding("attention_bias is true", "SGLang leaves those biases out", "train without them")
+    if "norm_before_residual" in found.toggles:
+        yield Finding(
+            "norm_before_residual is true", "SGLang and this decoder compute the draft as if it were false",
+            "serve it with vLLM only, or train one without", engine="sglang",
+        )  # fmt: skip
+    if "attention_bias" in found.toggles:
+        yield Finding("attention_bias is true", "SGLang leaves those biases out", "train without them", engine="sglang")
     if found.rope_base is None:
         yield Finding(
             "no RoPE base (rope_theta)", "Engines take 10000, and acceptance falls with the position",
             "write the base it was trained with, in rope_theta and in rope_parameters",
         )  # fmt: skip
+    for key, default in (("max_position_embeddings", "2048"), ("rms_norm_eps", "1e-6")):
+        if body.get(key) is None:
+            yield Finding(f"{key} is not written", f"transformers takes {default}", "write the target's")
     if "flat" in found.forms and SIZE not in config:
-        yield Finding(f"{SIZE} is not written", "SGLang asks for it at once", "write the rows of the head")
+        yield Finding(f"{SIZE} is not written", "SGLang asks for it at once", "write the head's rows", engine="sglang")
+    if found.head_rows is not None and not 0 < found.head_rows <= found.vocabulary:
+        yield Finding(f"{SIZE} is {found.head_rows} of {found.vocabulary} ids", "No map leads there", EXPORT)
     if set(found.forms) == {"flat", "speculators"}:
-        differing = sorted(
-            key for key in body if key in config and config[key] != body[key] and key not in ("architectures",)
-        )
+        keys = [key for key in body if key in config and key != "architectures"]
+        differing = sorted(key for key in keys if config[key] != body[key])
         if differing:
             yield Finding(
                 f"transformer_layer_config and the fields around it differ ({', '.join(differing)})",
@@ -123,20 +126,20 @@ def _layer(folder: DraftFolder, found: FeatureConfig) -> Iterator[Finding]:
 
 def _taps(found: FeatureConfig) -> Iterator[Finding]:
     if found.all_taps is None:
-        yield Finding(
-            f"{TAPS} is not written", f"Engines read the target's layers {DEFAULT_TAPS}, whatever it was trained on",
-            f"write the layers, for vLLM at the top, for SGLang one less in eagle_config; or {EXPORT}",
+        yield note(
+            f"{TAPS} is not written", f"Engines read layers {DEFAULT_TAPS}: right only if it was trained so",
+            "write the layers, for vLLM at the top, for SGLang one less in eagle_config",
         )  # fmt: skip
         return
     if found.taps is None:
         yield Finding(
             f"only eagle_config has {TAPS}", f"vLLM's V2 runner does not look there and reads {DEFAULT_TAPS}",
-            "write them, one more each, at the top too",
+            "write them, one more each, at the top too", engine="vllm",
         )  # fmt: skip
-    elif found.sglang_taps is None and "flat" in found.forms and "speculators" not in found.forms:
+    elif found.sglang_taps is None and "flat" in found.forms:
         yield Finding(
             f"eagle_config has no {TAPS}", f"SGLang reads the target's layers {DEFAULT_TAPS}",
-            "write them, one less each, into eagle_config",
+            "write them, one less each, into eagle_config", engine="sglang",
         )  # fmt: skip
     elif found.sglang_taps is not None and tuple(tap + 1 for tap in found.sglang_taps) != found.taps:
         yield Finding(
@@ -149,7 +152,7 @@ def _taps(found: FeatureConfig) -> Iterator[Finding]:
         yield Finding(
             f"{len(found.all_taps)} tapped layers, num_aux_hidden_states is {number}",
             "vLLM's Llama draft takes three and stops at the shape of fc",
-            f"write num_aux_hidden_states {len(found.all_taps)} beside the layer's other fields",
+            f"write num_aux_hidden_states {len(found.all_taps)} beside the layer's other fields", engine="vllm",
         )  # fmt: skip
 
 
@@ -160,11 +163,17 @@ def _tensors(folder: DraftFolder, found: FeatureConfig) -> Iterator[Finding]:
             f"{len(prefixed)} names begin with model. ({prefixed[0]})",
             "Engines add that themselves, and find none of them", "remove the prefix",
         )  # fmt: skip
-    names = {engine_name(name.removeprefix("model.")): header for name, header in folder.headers.items()}
-    expected = tensor_shapes(found)
-    for name in ("d2t", "t2d"):
-        expected.pop(name, None)  # the map's own check
-    ours: dict[str, Header] = {name: header for name, header in names.items() if name not in (*OPTIONAL, "d2t")}
+    names = {layer_name(name.removeprefix("model.")): header for name, header in folder.headers.items()}
+    expected = {name: shape for name, shape in tensor_shapes(found).items() if name not in OPTIONAL}
+    if "embed_tokens.weight" in names:
+        expected["embed_tokens.weight"] = (found.vocabulary, int(found.body["hidden_size"]))
+    elif found.target_width != found.body["hidden_size"]:
+        yield Finding(
+            f"no embed_tokens.weight, and the target is {found.target_width} wide", "The target's do not fit", EXPORT
+        )
+    ours: dict[str, Header] = {
+        name: header for name, header in names.items() if name not in ("t2d", "d2t") and not name.endswith(BUFFERS)
+    }
     yield from compare_tensors(ours, expected, EXPORT)
 
 
@@ -185,7 +194,7 @@ def _map(folder: DraftFolder, found: FeatureConfig) -> Iterator[Finding]:
         )  # fmt: skip
         return
     offsets = folder.tensor("d2t")
-    if tuple(offsets.shape) != (rows,) or offsets.is_floating_point():
+    if tuple(offsets.shape) != (rows,) or offsets.dtype != torch.int64:
         yield Finding(
             f"d2t is {list(offsets.shape)} of {offsets.dtype}, expected {[rows]} of int64",
             "Engines cannot use it",
@@ -197,7 +206,11 @@ def _map(folder: DraftFolder, found: FeatureConfig) -> Iterator[Finding]:
 
 def _map_values(folder: DraftFolder, found: FeatureConfig, offsets: Tensor) -> Iterator[Finding]:
     ids = offsets + torch.arange(len(offsets))
-    marked = folder.tensor("t2d").bool().nonzero().flatten() if "t2d" in folder.headers else None
+    t2d = folder.tensor("t2d") if "t2d" in folder.headers else None
+    if t2d is not None and tuple(t2d.shape) != (found.vocabulary,):
+        yield Finding(f"t2d is {list(t2d.shape)}, expected {[found.vocabulary]}", "The map is another's", EXPORT)
+        return
+    marked = None if t2d is None else t2d.bool().nonzero().flatten()
     sane = bool(((ids >= 0) & (ids < found.vocabulary)).all()) and bool((ids.diff() > 0).all())
     says = "Engines propose other tokens than the draft means"
     if marked is not None and torch.equal(marked, offsets) and not torch.equal(marked, ids):

@@ -19,16 +19,18 @@ STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 RETRAIN = "write the folder again, from its training run or with `draftsmith export`"
 
 
-def read_folder(path: Path) -> tuple[DraftFolder | None, list[Finding]]:
-    """The folder, or None where it cannot be read any further, and what is wrong with its files."""
-    findings = list(_unsafe_files(path))
+def read_folder(path: Path, names: list[str]) -> tuple[DraftFolder | None, list[Finding]]:
+    """The folder, or None where it cannot be read any further, and what is wrong with its files.
+
+    `names` are those of all its files, also of those that were not fetched.
+    """
+    findings = list(_unsafe_files(names))
     config, wrong = _read_object(path / "config.json")
+    weights = [(path / file).is_file() for file in (WEIGHTS, INDEX)]
+    if (path / ADAPTER_CONFIG).is_file() and not any(weights):
+        how = f"draftsmith merge {path.name} OUT"
+        return None, [*findings, Finding("an adapter alone", "No engine finds a model in it", how)]
     if config is None:
-        if (path / ADAPTER_CONFIG).is_file():
-            wrong = Finding(
-                "an adapter alone, without config.json", "No engine finds a model in it",
-                f"draftsmith merge {path.name} OUT",
-            )  # fmt: skip
         return None, [*findings, wrong] if wrong else findings
     files, broken = _weight_files(path)
     findings += broken
@@ -59,21 +61,16 @@ def file_checks(folder: DraftFolder) -> Iterator[Finding]:
         yield note(
             "config.json holds an absolute path", "It shows a folder of the machine it was made on", "cut it to a name"
         )
-    if not (folder.path / "tokenizer.json").is_file() and not (folder.path / "tokenizer.model").is_file():
-        yield Finding(
-            "no tokenizer files", "SGLang compares the two tokenizers, and people decode with the folder alone",
-            "copy the target's tokenizer files into it",
-        )  # fmt: skip
 
 
-def _unsafe_files(path: Path) -> Iterator[Finding]:
-    pickled = sorted(file.name for file in path.iterdir() if file.suffix.lower() in PICKLED)
+def _unsafe_files(names: list[str]) -> Iterator[Finding]:
+    pickled = [name for name in names if Path(name).suffix.lower() in PICKLED]
     if pickled:
         yield Finding(
             f"pickled files: {', '.join(pickled)}", "Loading one runs whatever code it holds",
             "save the tensors as safetensors and remove the file",
         )  # fmt: skip
-    code = sorted(file.name for file in path.glob("*.py"))
+    code = [name for name in names if name.endswith(".py")]
     if code:
         yield Finding(
             f"Python files: {', '.join(code)}",
@@ -87,7 +84,7 @@ def _read_object(path: Path) -> tuple[dict[str, Any] | None, Finding | None]:
         return None, Finding(f"no {path.name}", "Nothing says what the weights are", RETRAIN)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         return None, Finding(f"{path.name} is not JSON ({error})", "Nothing can read it", RETRAIN)
     if not isinstance(content, dict):
         return None, Finding(f"{path.name} holds a {type(content).__name__}", "An object is expected", RETRAIN)
@@ -132,15 +129,17 @@ def _names_in(path: Path) -> tuple[list[str], Finding | None]:
 
 
 def _dtypes(folder: DraftFolder) -> Iterator[Finding]:
+    if folder.config.get("quantization_config"):
+        return  # packed weights and their scales have dtypes of their own
     found = sorted({header.dtype for header in folder.headers.values() if header.is_float})
     said = folder.config.get("dtype") or folder.config.get("torch_dtype")
-    said = said or (folder.config.get("transformer_layer_config") or {}).get("torch_dtype")
+    said = said or folder.mapping("transformer_layer_config").get("torch_dtype")
     if len(found) > 1:
         yield Finding(
             f"weights of several dtypes: {', '.join(found)}", "Loaders cast them all to one, which may round",
             "save the draft in one dtype",
         )  # fmt: skip
-    elif found and said in STORED and [STORED[said]] != found:
+    elif found and isinstance(said, str) and said in STORED and [STORED[said]] != found:
         yield Finding(
             f"config.json says {said}, the weights are {found[0]}", "The engine rounds or widens what was measured",
             "write the dtype of the weights into config.json",
@@ -148,9 +147,9 @@ def _dtypes(folder: DraftFolder) -> Iterator[Finding]:
 
 
 def _rope(folder: DraftFolder) -> Iterator[Finding]:
-    layer = folder.config.get("transformer_layer_config") or {}
-    for fields in (folder.config, layer):
-        base, said = fields.get("rope_theta"), (fields.get("rope_parameters") or {}).get("rope_theta")
+    for fields in (folder.config, folder.mapping("transformer_layer_config")):
+        parameters = fields.get("rope_parameters")
+        base, said = fields.get("rope_theta"), parameters.get("rope_theta") if isinstance(parameters, dict) else None
         if base is not None and said is not None and float(base) != float(said):
             yield Finding(
                 f"RoPE base is written twice: rope_theta {base:g}, in rope_parameters {said:g}",

@@ -1,7 +1,7 @@
 """What is wrong with a draft folder, one finding at a time, and the folder as the checks see it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Finding:
-    """`what` is there, `why` it matters, how to `mend` it; a note is nothing that an engine would stumble over."""
+    """`what` is there, `why` it matters, how to `mend` it; a note is nothing that an engine would stumble over.
+
+    `engine` names the only one that stumbles, where it is one: for another it is a note.
+    """
 
     what: str
     why: str
     mend: str
+    engine: str | None = None
     is_fault: bool = True
+
+    def judged_for(self, engines: Collection[str]) -> "Finding":
+        """The same as it counts for these engines."""
+        return self if self.engine is None or self.engine in engines else replace(self, is_fault=False)
 
     def line(self) -> str:
         return f"{'fault' if self.is_fault else 'note'}: {self.what}. {self.why}. To mend: {self.mend}"
@@ -37,7 +45,7 @@ class Header:
 
     @property
     def is_float(self) -> bool:
-        return self.dtype.startswith(("F", "BF"))
+        return self.dtype in ("F64", "F32", "F16", "BF16")  # not the packed ones of quantised weights
 
 
 @dataclass(frozen=True)
@@ -62,11 +70,15 @@ class DraftFolder:
         with safe_open(self.files[name], framework="pt") as opened:
             return opened.get_tensor(name)
 
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """A part of config.json; empty where it is none."""
+        part = self.config.get(name)
+        return part if isinstance(part, dict) else {}
+
     @property
     def block(self) -> Mapping[str, Any]:
         """What our own training wrote into config.json; empty in somebody else's draft."""
-        block = self.config.get("draftsmith")
-        return block if isinstance(block, dict) else {}
+        return self.mapping("draftsmith")
 
 
 def compare_tensors(found: Mapping[str, Header], expected: Mapping[str, tuple[int, ...]], mend: str) -> list[Finding]:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from configs.errors import UserError
 from decode.adapters import ADAPTER_CONFIG
+from decode.trust import is_plain_name, stays_inside
 from train.publish.access import check_repo_id, hub_refusals, open_repository, retrying, usable_token
 from train.publish.card import draft_block, write_card
 
@@ -67,7 +68,8 @@ def push(
     with hub_refusals(repo_id, found, f"The draft in {folder} is unchanged; run again: {command}"):
         api = open_repository(repo_id, private, revision, found)
         write_card(folder, repo_id=repo_id)
-        return retrying(lambda: _commit(api, folder, repo_id, revision))
+        files = _pushed_files(folder)
+        return retrying(lambda: _commit(api, folder, files, repo_id, revision))
 
 
 def check_push(folder: Path, repo_id: str, *, private: bool = False, revision: str | None = None) -> None:
@@ -119,9 +121,13 @@ def _weight_files(folder: Path) -> list[Path]:
     if not index.is_file():
         return [folder / "model.safetensors"]
     try:
-        return sorted({folder / shard for shard in json.loads(index.read_text())["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError):
+        shards = sorted({str(shard) for shard in json.loads(index.read_text())["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{index}: not an index of weight shards; save the draft again") from None
+    outside = [shard for shard in shards if not is_plain_name(shard)]
+    if outside:
+        raise UserError(f"{index}: points outside of the folder ({outside[0]}); save the draft again")
+    return [folder / shard for shard in shards]
 
 
 def _check_weights(path: Path) -> None:
@@ -130,22 +136,25 @@ def _check_weights(path: Path) -> None:
     try:
         with safe_open(path, framework="np"):
             pass
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a whole safetensors file ({error}); save the draft again") from None
 
 
-def _commit(api: HfApi, folder: Path, repo_id: str, revision: str | None) -> str:
+def _commit(api: HfApi, folder: Path, files: list[Path], repo_id: str, revision: str | None) -> str:
     # Not upload_folder: with Xet it may make several commits, and its patterns reach into subfolders.
     operations = [
-        CommitOperationAdd(path_in_repo=path.relative_to(folder).as_posix(), path_or_fileobj=path)
-        for path in _pushed_files(folder)
+        CommitOperationAdd(path_in_repo=path.relative_to(folder).as_posix(), path_or_fileobj=path) for path in files
     ]
     commit = api.create_commit(repo_id, operations, commit_message=COMMIT_MESSAGE, revision=revision)
     return str(commit.commit_url)
 
 
 def _pushed_files(folder: Path) -> list[Path]:
-    files = sorted({path for pattern in PUSHED for path in folder.glob(pattern) if path.is_file()})
+    shards = set(_weight_files(folder))
+    files = sorted(shards | {path for pattern in PUSHED for path in folder.glob(pattern) if path.is_file()})
+    outside = [path.name for path in files if not stays_inside(path, folder)]
+    if outside:
+        raise UserError(f"{folder}: {', '.join(outside)} leads out of the folder; put the file itself there")
     left_out = sorted({path.name for path in folder.iterdir() if path.is_file()} - {path.name for path in files})
     if left_out:
         logger.warning("not pushed, because they are no part of a draft: %s", ", ".join(left_out))

@@ -15,11 +15,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from configs.errors import UserError
 from decode.chat import render_prompt
-from decode.drafts.eagle3_model import TAPS, LlamaForCausalLMEagle3, unroll
-from decode.drafts.head import SIZE, head_ids
+from decode.drafts.eagle3_model import LlamaForCausalLMEagle3, unroll
+from decode.drafts.feature_config import TAPS
+from decode.drafts.head import SIZE, head_ids, layer_name
 from decode.models import load_tokenizer
 from eval.suites import read_suite
-from train.publish.engine_forms import engine_name, read_feature_config
+from train.publish.engine_forms import read_feature_config
 
 POSITIONS, STEPS = 24, 3
 CLOSE = 1e-4  # of float32 logits computed by the same operations
@@ -41,13 +42,14 @@ def read_as_engine(folder: Path, engine: str) -> LlamaForCausalLMEagle3:
     taps = tuple(tap + 1 for tap in taps) if taps and engine == "sglang" else taps
     if not taps:
         raise UserError(f"{folder}: no {TAPS} where {engine} looks for them")
-    if for_vllm and found.norm_before_residual is not False:
+    if for_vllm and config.get("norm_before_residual") is not False:
         raise UserError(f"{folder}: norm_before_residual is not false, so vLLM would compute another draft")
     layer = LlamaConfig(**{key: value for key, value in body.items() if key not in ("architectures", "model_type")})
-    layer.target_hidden_size = body.get("target_hidden_size") or layer.hidden_size
+    layer.target_hidden_size = found.target_width
     setattr(layer, TAPS, list(taps))
     setattr(layer, SIZE, found.head_rows or found.vocabulary)
-    tensors = {engine_name(name): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    shards = [load_file(file) for file in sorted(folder.glob("*.safetensors"))]
+    tensors = {layer_name(name): tensor for shard in shards for name, tensor in shard.items()}
     model = LlamaForCausalLMEagle3(layer).float()
     try:
         model.load_state_dict({name: t for name, t in tensors.items() if name != "embed_tokens.weight"})

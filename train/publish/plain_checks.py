@@ -1,16 +1,20 @@
 """Checks of a draft that is a causal language model of its own."""
 
-import copy
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from configs.errors import UserError
 from decode.drafts.head import SIZE
+from decode.models import UNLOADABLE, first_line, load_tokenizer
+from decode.trust import code_arguments
 from train.publish.file_checks import RETRAIN
 from train.publish.findings import DraftFolder, Finding, compare_tensors, note
 
-HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+PREFIX = "Loaders fill what they miss with noise"
 
 
 def plain_checks(folder: DraftFolder) -> Iterator[Finding]:
@@ -22,46 +26,84 @@ def plain_checks(folder: DraftFolder) -> Iterator[Finding]:
             f"architectures is {names}", "Engines choose the model's class by it, and know none of that name",
             "write the class that it was trained as, e.g. LlamaForCausalLM",
         )  # fmt: skip
-    expected = _expected(folder)
-    if expected is None:
+    layers = config.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > len(folder.headers):
         yield Finding(
-            f"model_type {config.get('model_type')!r} with these fields makes no causal language model",
-            "transformers cannot build it", RETRAIN,
+            f"num_hidden_layers is {layers}, and there are {len(folder.headers)} tensors",
+            "Weights and config are of two different drafts", RETRAIN,
         )  # fmt: skip
         return
-    tied = bool(config.get("tie_word_embeddings", expected.tied_by_default))
-    shapes, found = dict(expected.shapes), folder.headers
-    trimmed = config.get(SIZE)
-    if trimmed and HEAD in shapes:
-        shapes[HEAD] = (int(trimmed), shapes[HEAD][1])
-        shapes["draft_ids"] = (int(trimmed),)
-        yield note(
-            f"the head has {trimmed} of {config.get('vocab_size')} rows", "Only draftsmith decodes with it",
-            "draftsmith export writes the whole head for engines",
-        )  # fmt: skip
-    if tied and HEAD not in found:
-        shapes.pop(HEAD, None)
-    yield from compare_tensors(found, shapes, RETRAIN)
-    if tied and {HEAD, TABLE} <= found.keys() and not torch.equal(folder.tensor(HEAD), folder.tensor(TABLE)):
+    if config.get(SIZE):
+        yield from _trimmed(folder)
+    else:
+        yield from _loaded(folder)
+    yield from _tokenizer(folder)
+
+
+def _loaded(folder: DraftFolder) -> Iterator[Finding]:
+    """transformers' own word on which tensors it misses, does not read, or finds in another shape."""
+    try:
+        model, said = AutoModelForCausalLM.from_pretrained(
+            folder.path,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **code_arguments(),
+        )
+    except UNLOADABLE as error:
+        yield Finding(
+            f"transformers makes no causal language model of it ({first_line(error)})", "Nor do engines", RETRAIN
+        )
+        return
+    tied = bool(model.config.tie_word_embeddings)
+    missing = sorted(name for name in said["missing_keys"] if not (tied and name == HEAD))
+    for what, keys in (("missing tensors", missing), ("tensors that nothing reads", sorted(said["unexpected_keys"]))):
+        if keys:
+            yield Finding(f"{what}: {', '.join(map(str, keys[:6]))}", PREFIX, RETRAIN)
+    for name, stored, wanted in said["mismatched_keys"]:
+        what = f"{name} is {list(stored)}, and config.json makes it {list(wanted)}"
+        yield Finding(what, "Weights and config are of two different drafts", RETRAIN)
+    yield from _tied(folder, model, tied)
+
+
+def _tied(folder: DraftFolder, model: Any, tied: bool) -> Iterator[Finding]:
+    tables = [
+        name for name in folder.headers if name.endswith(("embed_tokens.weight", "wte.weight", "embed_in.weight"))
+    ]
+    if not (tied and HEAD in folder.headers and len(tables) == 1):
+        return
+    head, table = folder.tensor(HEAD), folder.tensor(tables[0])
+    if head.shape != table.shape or not torch.equal(head, table):
         yield Finding(
             "tie_word_embeddings is true, but head and embeddings differ",
             "A loader ties them, and the trained head is lost", "write tie_word_embeddings false",
         )  # fmt: skip
 
 
-class _Expected:
-    def __init__(self, shapes: dict[str, tuple[int, ...]], tied_by_default: bool) -> None:
-        self.shapes, self.tied_by_default = shapes, tied_by_default
-
-
-def _expected(folder: DraftFolder) -> _Expected | None:
-    """Names and shapes that transformers' own class has; None where there is no such class."""
-    said = {key: value for key, value in folder.config.items() if key not in ("model_type", "auto_map")}
+def _trimmed(folder: DraftFolder) -> Iterator[Finding]:
+    """A head over part of the vocabulary, as only we write it."""
+    rows = int(folder.config[SIZE])
+    yield note(
+        f"the head has {rows} of {folder.config.get('vocab_size')} rows", "Only draftsmith decodes with it",
+        "draftsmith export writes the whole head for engines",
+    )  # fmt: skip
     try:
-        config = AutoConfig.for_model(str(folder.config.get("model_type")), **copy.deepcopy(said))
+        config = AutoConfig.from_pretrained(folder.path, **code_arguments())
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-    except Exception:  # whatever a class makes of fields that it does not expect
-        return None
+    except UNLOADABLE as error:
+        yield Finding(f"its config makes no causal language model ({first_line(error)})", "Nothing loads it", RETRAIN)
+        return
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    return _Expected(shapes, bool(config.tie_word_embeddings))
+    shapes |= {HEAD: (rows, shapes[HEAD][1]), "draft_ids": (rows,)}
+    yield from compare_tensors(folder.headers, shapes, RETRAIN)
+
+
+def _tokenizer(folder: DraftFolder) -> Iterator[Finding]:
+    try:
+        load_tokenizer(str(folder.path))
+    except UserError as error:
+        yield Finding(
+            f"no tokenizer that can be loaded ({error})", "SGLang compares the two, and people decode with the folder",
+            "copy the target's tokenizer files into it",
+        )  # fmt: skip

@@ -2,34 +2,32 @@
 
 import json
 import shlex
-
-ENGINES = ("transformers", "vllm", "sglang")
+from pathlib import Path
 
 
 def serve_command(engine: str, kind: str, target: str, draft: str, gamma: int) -> str:
-    """What to run, at γ drafted tokens a round. For transformers it is Python."""
+    """What to run, at γ drafted tokens a round. For transformers it is Python. `target` may be a Hub id@revision."""
+    name, _, revision = (target, "", "") if Path(target).exists() else target.partition("@")
+    served, pinned = shlex.quote(name), f" --revision {shlex.quote(revision)}" if revision else ""
     if engine == "vllm":
         method = "eagle3" if kind == "eagle3" else "draft_model"
         speculation = json.dumps({"method": method, "model": draft, "num_speculative_tokens": gamma})
-        return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(speculation)}"
+        return f"vllm serve {served}{pinned} --speculative-config {shlex.quote(speculation)}"
     if engine == "sglang":
         algorithm = "EAGLE3" if kind == "eagle3" else "STANDALONE"
         return (
-            f"python -m sglang.launch_server --model-path {shlex.quote(target)} "
+            f"python -m sglang.launch_server --model-path {served}{pinned} "
             f"--speculative-algorithm {algorithm} --speculative-draft-model-path {shlex.quote(draft)} "
             f"--speculative-num-steps {gamma} --speculative-eagle-topk 1 --speculative-num-draft-tokens {gamma + 1}"
         )
+    source = json.dumps(name) + (f", revision={json.dumps(revision)}" if revision else "")
     return f"""\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained({_quoted(target)})
-target = AutoModelForCausalLM.from_pretrained({_quoted(target)})
-draft = AutoModelForCausalLM.from_pretrained({_quoted(draft)})
+tokenizer = AutoTokenizer.from_pretrained({source})
+target = AutoModelForCausalLM.from_pretrained({source})
+draft = AutoModelForCausalLM.from_pretrained({json.dumps(draft)})
 draft.generation_config.num_assistant_tokens = {gamma}
 inputs = tokenizer("Why is the sky blue?", return_tensors="pt")
 output = target.generate(**inputs, assistant_model=draft, max_new_tokens=64)
 print(tokenizer.decode(output[0], skip_special_tokens=True))"""
-
-
-def _quoted(name: str) -> str:
-    return json.dumps(name)

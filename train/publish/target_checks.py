@@ -8,6 +8,7 @@ import torch
 from configs.errors import UserError
 from decode.chat import render_prompt, template_fingerprint
 from decode.drafts.eagle3_model import LlamaForCausalLMEagle3
+from decode.drafts.head import is_feature_draft
 from decode.drafts.kinds import with_weights
 from decode.models import Loaded, load_model, load_tokenizer, read_model_config
 from train.publish.engine_forms import FeatureConfig
@@ -29,7 +30,7 @@ def target_checks(folder: DraftFolder, feature: FeatureConfig | None, target: Lo
             f"vocab_size is {rows}, the target's {config.vocab_size}", "vLLM and SGLang compare the two and stop",
             "draftsmith export makes them equal" if feature is None else ANOTHER,
         )  # fmt: skip
-    yield from _tokenizer(folder, target)
+    yield from _tokenizer(folder, target, needs_one=feature is None)
     yield from _identity(folder, target)
     context = body.get("max_position_embeddings")
     if isinstance(context, int) and context < target.context_tokens:
@@ -41,11 +42,12 @@ def target_checks(folder: DraftFolder, feature: FeatureConfig | None, target: Lo
         yield from _features(feature, config)
 
 
-def _tokenizer(folder: DraftFolder, target: Loaded) -> Iterator[Finding]:
+def _tokenizer(folder: DraftFolder, target: Loaded, needs_one: bool) -> Iterator[Finding]:
     try:
         theirs = load_tokenizer(str(folder.path)).get_vocab()
-    except UserError as error:
-        yield Finding(f"its tokenizer cannot be loaded ({error})", "Nobody can compare it", "copy the target's files")
+    except UserError:
+        if not needs_one:
+            yield note("no tokenizer", "Engines use the target's; nothing shows that it is the same", "copy its files")
         return
     ours = target.tokenizer.get_vocab()
     if theirs != ours:
@@ -74,7 +76,7 @@ def _identity(folder: DraftFolder, target: Loaded) -> Iterator[Finding]:
 
 
 def _features(feature: FeatureConfig, config: Any) -> Iterator[Finding]:
-    width = feature.body.get("target_hidden_size") or feature.body["hidden_size"]
+    width = feature.target_width
     if width != config.hidden_size:
         yield Finding(
             f"reads hidden states of width {width}, the target's have {config.hidden_size}", "Engines stop", ANOTHER
@@ -84,12 +86,14 @@ def _features(feature: FeatureConfig, config: Any) -> Iterator[Finding]:
         yield Finding(
             f"reads the target's layer {deepest}, which has {config.num_hidden_layers}", "Engines stop", ANOTHER
         )
-    base = (getattr(config, "rope_parameters", None) or {}).get("rope_theta")
+    theirs = getattr(config, "rope_parameters", None) or {}
+    base, ours = theirs.get("rope_theta"), feature.body.get("rope_parameters") or {}
+    why = "Unless it was trained so, acceptance falls with the position"
     if base is not None and feature.rope_base is not None and float(base) != float(feature.rope_base):
-        yield Finding(
-            f"RoPE base {feature.rope_base:g}, the target's is {base:g}",
-            "Unless it was trained so, acceptance falls with the position", RETRAIN,
-        )  # fmt: skip
+        yield Finding(f"RoPE base {feature.rope_base:g}, the target's is {base:g}", why, RETRAIN)
+    kinds = [said.get("rope_type", "default") for said in (ours, theirs)]
+    if ours and kinds[0] != kinds[1]:
+        yield Finding(f"RoPE of type {kinds[0]}, the target's is {kinds[1]}", why, RETRAIN)
 
 
 @torch.no_grad()
@@ -105,12 +109,16 @@ def parity_checks(
         "The engine would run another draft than the measured one",
         "draftsmith export, from the trained folder",
     )
+    config = read_model_config(trained)
+    if is_feature_draft(config) != (feature is not None):
+        yield Finding(f"{trained} is a draft of another kind", says, mend)
+        return
     if feature is None:
-        gap = plain_gap(load_model(trained, "float32", "cpu").model, folder.path, ids)
+        # In the dtype it is stored in, then widened: an adapter's sum is rounded once too.
+        gap = plain_gap(load_model(trained, device="cpu").model.float(), folder.path, ids)
         if not gap <= CLOSE:
             yield Finding(f"its logits differ from those of {trained} by {gap:.3g}", says, mend)
         return
-    config = read_model_config(trained)
     one = with_weights(LlamaForCausalLMEagle3(config), trained, torch.float32)
     one = one.to(config.dtype or torch.float32).float().eval()
     states = target.model(ids, output_hidden_states=True).hidden_states

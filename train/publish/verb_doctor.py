@@ -1,6 +1,6 @@
 """The verb `draftsmith doctor`."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -10,6 +10,10 @@ def doctor(
     target: Annotated[
         str | None,
         typer.Option(help="Its target, to compare tokenizer, sizes, layers, template with. Default: not compared."),
+    ] = None,
+    engine: Annotated[
+        Literal["vllm", "sglang"] | None,
+        typer.Option("--for", help="Judge it for this engine. Default: the one that the folder is written for."),
     ] = None,
     trained: Annotated[
         str | None,
@@ -23,7 +27,7 @@ def doctor(
     """
     from train.publish.doctor import examine
 
-    findings = examine(draft, target, trained)
+    findings = examine(draft, target, trained, engine)
     for finding in sorted(findings, key=lambda finding: not finding.is_fault):
         typer.echo(finding.line())
     faults = sum(finding.is_fault for finding in findings)
