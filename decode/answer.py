@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from configs.errors import UserError
 from configs.reader import checked
+from decode.batch import generate_batch_ids
 from decode.chat import render_prompt
 from decode.conversations import Message, to_messages
 from decode.drafts.contract import Draft
@@ -66,6 +67,23 @@ def generate(
     target, settings = _prepared(target, settings, options)
     *_, grown = stream_ids(target.model, draft, prompt_ids(target, prompt), settings, target.tokenizer)
     return _answer(grown, target, settings)
+
+
+def generate_batch(
+    target: Loaded,
+    draft: Draft[Any] | None,
+    prompts: Sequence[Prompt],
+    settings: Settings | None = None,
+    **options: Any,
+) -> list[Answer]:
+    """Decode several prompts together: each gets what `generate` gives it alone, prompt i with seed + i.
+
+    Raises UserError as `generate`, and for models whose cache forgets tokens.
+    """
+    target, settings = _prepared(target, settings, options)
+    ids = [prompt_ids(target, prompt) for prompt in prompts]
+    grown = generate_batch_ids(target.model, draft, ids, settings, target.tokenizer)
+    return [_answer(one, target, settings) for one in grown]
 
 
 def stream(

@@ -114,11 +114,11 @@ def stream_ids(
     tokenizer: Any = None, draws: Draws | None = None, clock: Clock | None = None,
 ) -> Iterator[Generation]:  # fmt: skip
     """Like `generate_ids`, but yields the growing answer after prefill and after every round."""
-    limit, limit_reason = _token_limit(target, prompt_ids, settings)
+    limit, limit_reason = token_limit(target, prompt_ids, settings)
     watch = StopWatch(settings.stops, prompt_ids, limit, limit_reason, tokenizer)
     device = next(target.parameters()).device
-    answer = Generation(seed=secrets.randbits(31) if settings.seed is None else settings.seed)
-    rules = _rules(settings, draft, len(prompt_ids), device, draws or _draws(settings, answer.seed, device))
+    answer = Generation(seed=seed_of(settings))
+    rules = rules_for(replace(settings, seed=answer.seed), draft, len(prompt_ids), device, draws)
     clock = clock or device_clock(device)
     policy = settings.length_policy()
 
@@ -168,19 +168,23 @@ def device_clock(device: torch.device) -> Clock:
     return synchronised
 
 
-def _draws(settings: Settings, seed: int, device: torch.device) -> Draws:
-    return SharedNoise(seed, device) if settings.seed_exact else SeededDraws(seed, device)
+def seed_of(settings: Settings) -> int:
+    """The seed that is asked for, or another one in each call."""
+    return secrets.randbits(31) if settings.seed is None else settings.seed
 
 
-def _rules(
-    settings: Settings, draft: Draft[Any] | None, prompt_tokens: int, device: torch.device, draws: Draws
+def rules_for(
+    settings: Settings, draft: Draft[Any] | None, prompt_tokens: int, device: torch.device, draws: Draws | None = None
 ) -> Rules:
-    law = settings.target_law(prompt_tokens, device)
+    """What stays the same from round to round of one text; without `draws`, those of the settings' seed."""
+    law, seed = settings.target_law(prompt_tokens, device), seed_of(settings)
     draft_law = settings.draft_law(law, draft.temperatures if draft else None)
+    draws = draws or (SharedNoise(seed, device) if settings.seed_exact else SeededDraws(seed, device))
     return Rules(law, draft_law, VERIFIERS[settings.chosen_verifier], draws)
 
 
-def _token_limit(target: Any, prompt_ids: list[int], settings: Settings) -> tuple[int, str]:
+def token_limit(target: Any, prompt_ids: list[int], settings: Settings) -> tuple[int, str]:
+    """How many tokens an answer may have, and why. Raises UserError for a prompt that is empty or leaves no room."""
     context = target.config.max_position_embeddings
     if not prompt_ids:
         raise UserError("the prompt is empty; expected at least one token")

@@ -52,24 +52,41 @@ def play_round(
     proposal = _propose(pair, num_draft_tokens, rules)
     proposed = clock()
     verify_began_s = pair.target.forward_s
-    accepted, own, drafted, p, q, overlaps, p_entropy, q_entropy = _verify(pair, proposal, rules)
-    tokens = [int(token) for token in [*drafted[: int(accepted[0])], own[0]]]
-    tokens = tokens[: keep(tokens)]
+    text = torch.cat([pair.text, proposal.tokens], dim=1)
+    verdict = judge(pair.target.read(text[:, pair.target.length :]), text, proposal, rules)
+    tokens = verdict.tokens[: keep(verdict.tokens)]
     _commit(pair, tokens)
-    return Round(
-        drafted=tuple(int(token) for token in drafted),
-        accepted=min(int(accepted[0]), len(tokens)),
-        tokens=tuple(tokens),
-        p=p,
-        q=q,
-        overlap=overlaps,
-        p_entropy=p_entropy,
-        q_entropy=q_entropy,
-        draft_s=proposed - began,
-        draft_forward_s=proposal.forward_s,
-        verify_s=pair.target.forward_s - verify_began_s,
-        round_s=clock() - began,
-    )
+    verify_s = pair.target.forward_s - verify_began_s
+    return verdict.as_round(tokens, proposed - began, proposal.forward_s, verify_s, clock() - began)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verification found for one text: how many drafted tokens stand, the target's own, and `_probabilities`."""
+
+    accepted: int
+    own: int
+    drafted: tuple[int, ...]
+    p: tuple[float, ...]
+    q: tuple[float, ...]
+    overlap: tuple[float, ...]
+    p_entropy: tuple[float, ...]
+    q_entropy: tuple[float, ...]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those that the round emits, were there no end."""
+        return [*self.drafted[: self.accepted], self.own]
+
+    def as_round(
+        self, tokens: Sequence[int], draft_s: float, draft_forward_s: float, verify_s: float, round_s: float
+    ) -> Round:
+        """The record of the round, of which `tokens` were kept."""
+        return Round(
+            drafted=self.drafted, accepted=min(self.accepted, len(tokens)), tokens=tuple(tokens), p=self.p, q=self.q,
+            overlap=self.overlap, p_entropy=self.p_entropy, q_entropy=self.q_entropy, draft_s=draft_s,
+            draft_forward_s=draft_forward_s, verify_s=verify_s, round_s=round_s,
+        )  # fmt: skip
 
 
 def _propose(pair: Pair, num_draft_tokens: int, rules: Rules) -> Proposal:
@@ -78,18 +95,24 @@ def _propose(pair: Pair, num_draft_tokens: int, rules: Rules) -> Proposal:
     return pair.draft.propose(pair.draft_state, num_draft_tokens, rules.draft_law, rules.draws)
 
 
-def _verify(pair: Pair, proposal: Proposal, rules: Rules) -> list[tuple[float, ...]]:
-    """One target pass: how many were accepted, the target's own token, the drafted ones, their `_probabilities`."""
-    text = torch.cat([pair.text, proposal.tokens], dim=1)
-    p = rules.target_law(pair.target.read(text[:, pair.target.length :]), text)
-    position, drafted, K = pair.text.shape[1], proposal.tokens, proposal.tokens.shape[1]
+def judge(logits: Tensor, text: Tensor, proposal: Proposal, rules: Rules) -> Verdict:
+    """Verify K drafted tokens by the target's logits [1, K + 1, V] for their places and the next one.
+
+    text [1, L] ends with them.
+    """
+    p = rules.target_law(logits, text)
+    drafted, K = proposal.tokens, proposal.tokens.shape[1]
+    position = text.shape[1] - K
     if not K:
         own_token = rules.draws.choose(p, position)
-        return _read_once([torch.zeros_like(own_token), own_token, *[drafted] * 6])
-    q = proposal.q.to(p.dtype)
-    accepted, own_token = rules.verify(p, q, drafted, rules.draws, position)
-    probabilities = _probabilities(p[:, :K], q, drafted, rules)
-    return _read_once([accepted.unsqueeze(-1), own_token.unsqueeze(-1), drafted, *probabilities])
+        found = _read_once([torch.zeros_like(own_token), own_token, *[drafted] * 6])
+    else:
+        q = proposal.q.to(p.dtype)
+        accepted, own_token = rules.verify(p, q, drafted, rules.draws, position)
+        probabilities = _probabilities(p[:, :K], q, drafted, rules)
+        found = _read_once([accepted.unsqueeze(-1), own_token.unsqueeze(-1), drafted, *probabilities])
+    (kept,), (own,), ids, *rest = found
+    return Verdict(int(kept), int(own), tuple(int(token) for token in ids), *rest)
 
 
 def _probabilities(p: Tensor, q: Tensor, drafted: Tensor, rules: Rules) -> list[Tensor]:

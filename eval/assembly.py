@@ -22,7 +22,7 @@ from eval.replay import Replay, alpha, tau_of
 from eval.replay import at_positions as replayed_at_positions
 from eval.replay import positions as replayed_positions
 from eval.replay import tau_parts as replayed_tau_parts
-from eval.report import Acceptance, Category, MeasuredCosts, Overlap, Positions, Report, SweepPoint, Verdict
+from eval.report import Acceptance, BatchPoint, Category, MeasuredCosts, Overlap, Positions, Report, SweepPoint, Verdict
 from eval.samples import samples
 from eval.stats import Interval, Timed, ratio_interval, speedup, speedup_interval
 from eval.text import repeated_places, repeated_share
@@ -44,6 +44,7 @@ class Measured:
     lengths: Sequence[SweepPoint] = ()
     temperatures: Sequence[SweepPoint] = ()
     lookups: Sequence[SweepPoint] = ()
+    batches: Sequence[BatchPoint] = ()
 
 
 def assemble(
@@ -79,6 +80,7 @@ def assemble(
         lengths=list(found.lengths) if lossless else [],
         temperatures=list(found.temperatures) if lossless else [],
         lookups=list(found.lookups) if lossless else [],
+        batches=list(found.batches) if lossless else [],
         footprint=footprint(target.model, draft.model, Tally.of(rounds), rereads=bool(draft.taps)),
         repeated_text_share=repeated_share([run.trace.token_ids for run in runs]),
         training_overlap=overlap,

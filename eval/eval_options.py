@@ -31,6 +31,9 @@ class EvalOptions(DecodeOptions):
     sweep_temperatures: tuple[float, ...] = Field(
         (), description="Temperature to measure as well; may be given several times."
     )
+    sweep_batches: tuple[int, ...] = Field(
+        (), description="Prompts to decode together, as a further measurement; may be given several times."
+    )
     lookup_prompts: int = Field(
         8, ge=0, description="Prompts decoded with drafts that need no training (lookup, lookup+DRAFT) too; 0: none."
     )

@@ -21,6 +21,7 @@ def to_markdown(report: Report) -> str:
         _costs(report),
         _predicted(report) if lossless else "",
         _temperatures(report),
+        _batches(report),
         _lookups(report),
         _footprint(report),
         _certificate(report),
@@ -182,6 +183,20 @@ def _gap(report: Report) -> str:
         f"At γ = {report.settings['num_draft_tokens']}: predicted {gap.predicted:.2f}×, measured {gap.measured:.2f}×; "
         f"{gap.measured / gap.predicted:.3f} = " + " · ".join(f"{name} {x:.3f}" for name, x in factors.items()) + "."
     )
+
+
+def _batches(report: Report) -> str:
+    rows = [
+        [point.batch, point.prompts, point.plain_tokens_per_s, point.speculative_tokens_per_s, point.tau,
+         point.speedup_decode]
+        for point in report.batches
+    ]  # fmt: skip
+    if not rows:
+        return ""
+    columns = ["texts together", "prompts", "plain, tokens/s", "speculative, tokens/s", "τ", "S_decode"]
+    losing = [point.batch for point in report.batches if point.speedup_decode and point.speedup_decode < 1]
+    said = f"\n\nFrom {min(losing)} texts on speculation does not pay." if losing else ""
+    return f"## Batches\n\n{table(columns, rows)}{said}"
 
 
 def _lookups(report: Report) -> str:

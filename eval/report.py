@@ -98,6 +98,17 @@ class SweepPoint(BaseModel):
     speedup_decode_ci: Interval | None
 
 
+class BatchPoint(BaseModel):
+    """As many prompts decoded together. Tokens per second are of all of them."""
+
+    batch: int
+    prompts: int
+    plain_tokens_per_s: float | None
+    speculative_tokens_per_s: float | None
+    tau: float | None
+    speedup_decode: float | None
+
+
 class Piece(BaseModel):
     """A token of a sample. p and q are of drafted ones; a rejected one is not in the answer."""
 
@@ -142,6 +153,7 @@ class Report(BaseModel):
     lengths: list[SweepPoint]
     temperatures: list[SweepPoint]
     lookups: list[SweepPoint] = []
+    batches: list[BatchPoint] = []
     footprint: Footprint
     repeated_text_share: float
     training_overlap: Overlap | None

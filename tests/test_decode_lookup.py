@@ -177,7 +177,11 @@ def test_reports_have_a_row_for_each_and_lookup_is_measured_as_a_draft_too(
 
     report, folder, draft = measured
     assert [point.draft for point in report.lookups] == ["lookup", "lookup+draft"]
-    assert "## Drafts without training" in (folder / "report.md").read_text()
+    page = (folder / "report.md").read_text()
+    assert "## Drafts without training" in page
+    assert [(point.batch, point.prompts) for point in report.batches] == [(1, 5), (3, 6)]
+    assert report.batches[0].tau == pytest.approx(report.lengths[-1].tau, rel=0.5)
+    assert "## Batches" in page
     alone = measure(settings_for(tiny_target, "lookup", suite=short_suite), tmp_path / "alone")
     assert alone.verdict.lossless
     assert alone.latency.c < 0.5
