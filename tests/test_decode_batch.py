@@ -38,8 +38,8 @@ def drafts(target):
     feature = build_eagle3_draft(target, (0, 1, 3), torch.arange(0, V, 2), 0).eval()
     lookup = LookupDraft(V)
     return {
-        "none": None, "lm": lm, "itself": LMDraft(target),
-        "eagle3": Eagle3Draft(feature, target.get_input_embeddings()), "lookup": lookup, "lookup+lm": LookupOrDraft(lookup, lm),
+        "none": None, "lm": lm, "itself": LMDraft(target), "lookup": lookup, "lookup+lm": LookupOrDraft(lookup, lm),
+        "eagle3": Eagle3Draft(feature, target.get_input_embeddings()),
     }  # fmt: skip
 
 
