@@ -45,6 +45,31 @@ def test_c01_greedy_equals_plain_whatever_the_prompt_length_and_draft(name):
             assert generate_ids(target, draft, prompt, settings).token_ids == plain
 
 
+@pytest.mark.parametrize("length", [1, 4, 7])
+def test_c05_past_a_sliding_window_ids_and_accepted_counts_are_those_of_full_passes(length):
+    """The case's first round follows the prompt at once; ours follows prefill's token, which it had drafted rightly."""
+    case = read("C05")
+    target, draft = shared("target_sliding").model, LMDraft(shared("draft_sliding").model)
+    settings = Settings(max_new_tokens=case["new_tokens"], num_draft_tokens=length)
+    answer = generate_ids(target, draft, case["prompt_ids"], settings)
+    expected = case["by_draft_length"][str(length)]
+    assert answer.token_ids == case["plain_greedy_ids"]
+    rounds = [[len(done.drafted), done.accepted] for done in answer.rounds]
+    (_, first), *later = expected["rounds_drafted_accepted"]
+    assert first == 1
+    assert rounds == [[length, 0], *later]
+    assert answer.tally.accepted == expected["accepted"] - first
+
+
+def test_c05_a_target_as_its_own_draft_accepts_everything_past_the_window():
+    case = read("C05")
+    target = shared("target_sliding").model
+    settings = Settings(max_new_tokens=case["new_tokens"], num_draft_tokens=4)
+    answer = generate_ids(target, LMDraft(target), case["prompt_ids"], settings)
+    assert answer.tally.accepted == answer.tally.drafted
+    assert len(answer.rounds) == case["target_as_its_own_draft"]["target_passes"]
+
+
 def test_c02_equal_best_logits_resolve_to_the_lowest_id_one_token_or_many_at_a_time():
     case = read("C02")
     target = load_model(str(CASES / "C02" / "tie_target"), "float32", "cpu")
