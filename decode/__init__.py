@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from decode.answer import Answer, generate, generate_batch, stream
     from decode.drafts.kinds import load_draft
     from decode.models import load_model
+    from decode.prompt_cache import PromptCache
 
 ROOMS = {
     "Answer": "decode.answer", "generate": "decode.answer", "generate_batch": "decode.answer",
     "stream": "decode.answer",
-    "load_draft": "decode.drafts.kinds", "load_model": "decode.models",
+    "PromptCache": "decode.prompt_cache", "load_draft": "decode.drafts.kinds", "load_model": "decode.models",
 }  # fmt: skip
-__all__ = ["Answer", "generate", "generate_batch", "load_draft", "load_model", "stream"]
+__all__ = ["Answer", "PromptCache", "generate", "generate_batch", "load_draft", "load_model", "stream"]
 
 
 def __getattr__(name: str) -> Any:

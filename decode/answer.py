@@ -10,9 +10,10 @@ from decode.batch import generate_batch_ids
 from decode.chat import render_prompt
 from decode.conversations import Message, to_messages
 from decode.drafts.contract import Draft
-from decode.generation import Generation, Settings, stream_ids
+from decode.generation import Generation, Settings, generate_ids, stream_ids
 from decode.models import Loaded
 from decode.options import DecodeOptions
+from decode.prompt_cache import PromptCache
 from decode.stops import cut_text
 from decode.trace import Round, Tally
 
@@ -57,15 +58,19 @@ class Answer:
 
 
 def generate(
-    target: Loaded, draft: Draft[Any] | None, prompt: Prompt, settings: Settings | None = None, **options: Any
-) -> Answer:
+    target: Loaded, draft: Draft[Any] | None, prompt: Prompt, settings: Settings | None = None,
+    cache: PromptCache | None = None, **options: Any,
+) -> Answer:  # fmt: skip
     """Decode `prompt` losslessly: a user's turn, a chat, or token ids. Without `draft` this is plain decoding.
+
+    `cache`, given to several calls, keeps what their prompts have in common (decode/prompt_cache.py).
 
     How, is said by `options` (see DecodeOptions) or by `settings`, which can say more. Neither model's weights or
     config are changed, nor torch's global random state. Raises UserError for what cannot be honoured.
     """
     target, settings = _prepared(target, settings, options)
-    *_, grown = stream_ids(target.model, draft, prompt_ids(target, prompt), settings, target.tokenizer)
+    ids = prompt_ids(target, prompt)
+    grown = generate_ids(target.model, draft, ids, settings, target.tokenizer, cache=cache)
     return _answer(grown, target, settings)
 
 

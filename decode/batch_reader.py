@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from configs.errors import UserError
 from decode.kv import Clock, cache_argument
 
 WASTE = 0.25  # share of slots that no text needs, from which on they are squeezed out
-PLAIN_LAYERS = {"DynamicLayer"}
 
 
 class BatchReader:
@@ -29,7 +29,7 @@ class BatchReader:
         self.held = torch.zeros(rows, 0, dtype=torch.bool, device=next(model.parameters()).device)
         self._cache = DynamicCache(config=model.config)
         self._cache_name = cache_argument(model)
-        other = sorted({type(layer).__name__ for layer in self._cache.layers} - PLAIN_LAYERS)
+        other = sorted({type(layer).__name__ for layer in self._cache.layers if type(layer) is not DynamicLayer})
         if other:
             raise UserError(
                 f"a batch of more than one text needs a cache that keeps every token; this model's has {other[0]} "

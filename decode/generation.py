@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from configs.errors import UserError
 from decode.drafts.contract import Draft
@@ -16,6 +17,7 @@ from decode.kv import Clock, Reader
 from decode.laws import Law
 from decode.length import Fixed, LengthPolicy
 from decode.processors import Penalties
+from decode.prompt_cache import Found, PromptCache, joined
 from decode.round import Pair, Rules, play_round
 from decode.stops import Stops, StopWatch
 from decode.trace import Round, Tally
@@ -96,22 +98,22 @@ class Generation:
 
 def generate_ids(
     target: Any, draft: Draft[Any] | None, prompt_ids: list[int], settings: Settings,
-    tokenizer: Any = None, draws: Draws | None = None, clock: Clock | None = None,
+    tokenizer: Any = None, draws: Draws | None = None, clock: Clock | None = None, cache: PromptCache | None = None,
 ) -> Generation:  # fmt: skip
     """Decode to the end. `target` is a causal LM; without `draft` this is plain decoding.
 
     The output follows the target's law exactly, whatever the draft. Neither model is changed, nor torch's global
-    random state. `tokenizer` is needed for stop strings only.
+    random state. `tokenizer` is needed for stop strings only. `cache` keeps what prompts have in common.
     Raises UserError for a prompt that is empty or does not fit the context.
     """
-    *_, answer = stream_ids(target, draft, prompt_ids, settings, tokenizer, draws, clock)
+    *_, answer = stream_ids(target, draft, prompt_ids, settings, tokenizer, draws, clock, cache)
     return answer
 
 
 @torch.no_grad()
 def stream_ids(
     target: Any, draft: Draft[Any] | None, prompt_ids: list[int], settings: Settings,
-    tokenizer: Any = None, draws: Draws | None = None, clock: Clock | None = None,
+    tokenizer: Any = None, draws: Draws | None = None, clock: Clock | None = None, cache: PromptCache | None = None,
 ) -> Iterator[Generation]:  # fmt: skip
     """Like `generate_ids`, but yields the growing answer after prefill and after every round."""
     limit, limit_reason = token_limit(target, prompt_ids, settings)
@@ -123,20 +125,24 @@ def stream_ids(
     policy = settings.length_policy()
 
     began = clock()
-    ids = torch.tensor([prompt_ids], device=device)
-    reader = Reader(target, clock, draft.taps if draft else ())
-    first = rules.draws.choose(rules.target_law(reader.read(ids, keep=1), ids), len(prompt_ids))
+    ids, taps = torch.tensor([prompt_ids], device=device), draft.taps if draft else ()
+    known = cache.find(prompt_ids, draft, taps) if cache else None
+    reader, reused = (known.reader, known.tokens) if known else (Reader(target, clock, taps), 0)
+    first = rules.draws.choose(rules.target_law(reader.read(ids[:, reused:], keep=1), ids), len(prompt_ids))
     pair = Pair(reader, torch.cat([ids, first], dim=1))
+    tapped = [joined([known.tapped if known else None, reader.tapped])]
     if draft is not None and not reader.can_rewind:
         raise UserError(
             "this target keeps a running state that cannot be taken back after a rejected token; use no draft"
         )
     if draft is not None and len(prompt_ids) < draft.context_tokens:
-        pair.draft, pair.draft_state = draft, draft.start(pair.text, reader.tapped, clock)
+        pair.draft, pair.draft_state = draft, _draft_state(draft, pair.text, tapped[0], known, clock)
     answer.token_ids.append(int(first))
     watch.keep(answer.token_ids)
     answer.prefill_s = clock() - began
     answer.stopped_by = watch.reason
+    if cache:
+        cache.count(len(prompt_ids), reused, answer.prefill_s)
     yield answer
 
     while not answer.stopped_by:
@@ -144,11 +150,24 @@ def stream_ids(
         num_draft_tokens = min(policy.next_length(), watch.left - 1, _draft_room(pair))
         done = play_round(pair, num_draft_tokens, rules, watch.keep, clock)
         policy.learn(done)
+        if cache and reader.tapped is not None:
+            tapped.append(reader.tapped[:, : len(done.tokens)])
         answer.rounds.append(done)
         answer.token_ids += done.tokens
         answer.stopped_by = watch.reason
         answer.decode_s += clock() - began
         yield answer
+    if cache:
+        cache.keep(pair.text[0, :-1].tolist(), reader, joined(tapped), pair.draft, pair.draft_state)
+
+
+def _draft_state(draft: Draft[Any], text: Tensor, hidden: Tensor | None, known: Found | None, clock: Clock) -> Any:
+    """The draft follows the committed text, from where a kept state of it ends."""
+    if known is None or known.draft_state is None:
+        return draft.start(text, hidden, clock)
+    start = known.tokens
+    draft.commit(known.draft_state, text[:, start:], None if hidden is None else hidden[:, start - 1 :])
+    return known.draft_state
 
 
 def _draft_room(pair: Pair) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from decode.compiled import Compiled, uncompiled
 
@@ -56,6 +57,11 @@ class Reader:
     def can_rewind(self) -> bool:
         """False when the model keeps a running state that cannot be taken back; known once something was read."""
         return bool(getattr(self._cache, "is_croppable", True))
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether it can move back to any place: not with sliding windows or a running state."""
+        return all(type(layer) is DynamicLayer for layer in self._cache.layers)
 
     def rewind(self, length: int) -> None:
         """Forget every token from position `length` on."""

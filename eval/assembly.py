@@ -22,7 +22,19 @@ from eval.replay import Replay, alpha, tau_of
 from eval.replay import at_positions as replayed_at_positions
 from eval.replay import positions as replayed_positions
 from eval.replay import tau_parts as replayed_tau_parts
-from eval.report import Acceptance, BatchPoint, Category, MeasuredCosts, Overlap, Positions, Report, SweepPoint, Verdict
+from eval.report import (
+    Acceptance,
+    BatchPoint,
+    Category,
+    ContextPoint,
+    MeasuredCosts,
+    Overlap,
+    Positions,
+    PrefixReuse,
+    Report,
+    SweepPoint,
+    Verdict,
+)  # fmt: skip
 from eval.samples import samples
 from eval.stats import Interval, Timed, ratio_interval, speedup, speedup_interval
 from eval.text import repeated_places, repeated_share
@@ -45,6 +57,8 @@ class Measured:
     temperatures: Sequence[SweepPoint] = ()
     lookups: Sequence[SweepPoint] = ()
     batches: Sequence[BatchPoint] = ()
+    contexts: Sequence[ContextPoint] = ()
+    prefix: PrefixReuse | None = None
 
 
 def assemble(
@@ -81,6 +95,8 @@ def assemble(
         temperatures=list(found.temperatures) if lossless else [],
         lookups=list(found.lookups) if lossless else [],
         batches=list(found.batches) if lossless else [],
+        contexts=list(found.contexts) if lossless else [],
+        prompt_cache=found.prefix,
         footprint=footprint(target.model, draft.model, Tally.of(rounds), rereads=bool(draft.taps)),
         repeated_text_share=repeated_share([run.trace.token_ids for run in runs]),
         training_overlap=overlap,

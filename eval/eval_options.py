@@ -34,6 +34,9 @@ class EvalOptions(DecodeOptions):
     sweep_batches: tuple[int, ...] = Field(
         (), description="Prompts to decode together, as a further measurement; may be given several times."
     )
+    sweep_contexts: tuple[int, ...] = Field(
+        (), description="Tokens of text to decode after, as a further measurement; may be given several times."
+    )
     lookup_prompts: int = Field(
         8, ge=0, description="Prompts decoded with drafts that need no training (lookup, lookup+DRAFT) too; 0: none."
     )

@@ -22,6 +22,8 @@ def to_markdown(report: Report) -> str:
         _predicted(report) if lossless else "",
         _temperatures(report),
         _batches(report),
+        _contexts(report),
+        _prefix(report),
         _lookups(report),
         _footprint(report),
         _certificate(report),
@@ -183,6 +185,28 @@ def _gap(report: Report) -> str:
         f"At γ = {report.settings['num_draft_tokens']}: predicted {gap.predicted:.2f}×, measured {gap.measured:.2f}×; "
         f"{gap.measured / gap.predicted:.3f} = " + " · ".join(f"{name} {x:.3f}" for name, x in factors.items()) + "."
     )
+
+
+def _contexts(report: Report) -> str:
+    rows = [
+        [point.tokens, point.prefill_s, 1000 * point.plain_step_s, point.draft_cost, point.verify_cost, point.tau,
+         point.speedup_decode, 1024 * point.kv_gib_per_1000_tokens]
+        for point in report.contexts
+    ]  # fmt: skip
+    columns = ["context", "prefill, s", "plain step, ms", "draft step", "verification", "τ", "S_decode",
+               "keys and values, MiB per 1,000"]  # fmt: skip
+    return "## Long contexts\n\n" + table(columns, rows) if rows else ""
+
+
+def _prefix(report: Report) -> str:
+    """Beside the speed-up, never in it."""
+    found = report.prompt_cache
+    if found is None or not found.reused_tokens:
+        return ""
+    row = [found.prompts, found.prompt_tokens, f"{found.hit_rate:.0%}", found.prefill_s, found.prefill_with_cache_s]
+    columns = ["prompts", "prompt tokens", "hit rate", "prefill, s", "with a cache, s"]
+    said = "What `decode.PromptCache` would save: these prompts in turn, each reading what none before began with. "
+    return f"## Prompt caching\n\n{table(columns, [row])}\n\n{said}It is no part of the speed-ups above."
 
 
 def _batches(report: Report) -> str:

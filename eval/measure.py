@@ -27,6 +27,7 @@ from decode.models import Loaded, load_model
 from eval.assembly import Measured, assemble
 from eval.batches import sweep_batches
 from eval.certificate import certify, divergences
+from eval.contexts import sweep_contexts
 from eval.eval_options import EvalOptions
 from eval.latency import fastest_threads, profile
 from eval.live import PromptRun, run_prompt
@@ -34,6 +35,7 @@ from eval.markdown import to_markdown
 from eval.overlap import row_texts, training_overlap
 from eval.page import to_html
 from eval.plots import plot_lengths, plot_positions, plot_round
+from eval.prefix import prefix_reuse
 from eval.record import keep_record
 from eval.replay import Replay, replay_text
 from eval.report import Overlap, Report
@@ -138,6 +140,10 @@ def _run(
             target, few, [(None, draft, one) for one in temperatures], under_way.folder / "temperatures.jsonl"
         ),
         batches=sweep_batches(target, draft, few, decoding, options.sweep_batches, under_way.folder / "batches.jsonl"),
+        contexts=sweep_contexts(
+            target, draft, prompt_ids, decoding, options.sweep_contexts, under_way.folder / "contexts.jsonl"
+        ),
+        prefix=None if options.compile else prefix_reuse(target, draft, prompt_ids, decoding),
         lookups=sweep(target, prompt_ids[: options.lookup_prompts], lookups, under_way.folder / "lookups.jsonl"),
         runs=runs,
         texts=[_replay(target, draft, run, decoding, longest) for run in track(runs, "replaying")],
@@ -167,8 +173,9 @@ def _replay(target: Loaded, draft: Draft[Any], run: PromptRun, settings: Setting
 
 def _swept(decoding: Settings, options: EvalOptions) -> tuple[list[Settings], list[Settings]]:
     """The settings of the sweeps over lengths and temperatures. Raises UserError for what makes no sense."""
-    if options.sweep_batches and (min(options.sweep_batches) < 1 or options.compile):
-        raise UserError("sweep_batches: expected numbers from 1 on, and models that are not compiled")
+    for name, numbers in (("sweep_batches", options.sweep_batches), ("sweep_contexts", options.sweep_contexts)):
+        if numbers and (min(numbers) < 1 or options.compile):
+            raise UserError(f"{name}: expected numbers from 1 on, and models that are not compiled")
     lengths = [at_length(decoding, length) for length in options.sweep_lengths]
     return lengths, [at_temperature(decoding, temperature) for temperature in options.sweep_temperatures]
 
@@ -219,8 +226,12 @@ def _read_back(path: Path, described: dict[str, Any], threads: int) -> Report | 
         report = Report.model_validate_json(path.read_text(encoding="utf-8"))
     except ValidationError:
         raise UserError(f"{path}: not a report of this version; name another --out or remove it") from None
-    # An older version knew nothing of lookups and batches.
-    measured_with = {"lookup_prompts": described["lookup_prompts"], "sweep_batches": []} | report.settings
+    # An older version knew nothing of these.
+    measured_with = {
+        "lookup_prompts": described["lookup_prompts"],
+        "sweep_batches": [],
+        "sweep_contexts": [],
+    } | report.settings
     measured_with |= {} if threads else {"threads": None}
     different = differing_keys(measured_with, described | {"threads": threads or None})
     if different:

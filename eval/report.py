@@ -109,6 +109,30 @@ class BatchPoint(BaseModel):
     speedup_decode: float | None
 
 
+class ContextPoint(BaseModel):
+    """Decoding after a text of so many tokens. Costs are in plain steps there, of a round as it was drafted."""
+
+    tokens: int
+    prefill_s: float
+    plain_step_s: float
+    draft_cost: float | None
+    verify_cost: float | None
+    tau: float | None
+    speedup_decode: float
+    kv_gib_per_1000_tokens: float
+
+
+class PrefixReuse(BaseModel):
+    """Prompts read in turn, with a cache of what they share with earlier ones and without. No part of any speed-up."""
+
+    prompts: int
+    prompt_tokens: int
+    reused_tokens: int
+    hit_rate: float
+    prefill_s: float
+    prefill_with_cache_s: float
+
+
 class Piece(BaseModel):
     """A token of a sample. p and q are of drafted ones; a rejected one is not in the answer."""
 
@@ -154,6 +178,8 @@ class Report(BaseModel):
     temperatures: list[SweepPoint]
     lookups: list[SweepPoint] = []
     batches: list[BatchPoint] = []
+    contexts: list[ContextPoint] = []
+    prompt_cache: PrefixReuse | None = None
     footprint: Footprint
     repeated_text_share: float
     training_overlap: Overlap | None

@@ -2,7 +2,8 @@
 
 from eval.eval_options import EvalOptions
 
-SWEEPS = {"sweep_lengths": (1, 2), "sweep_temperatures": (1.0,), "sweep_prompts": 5, "sweep_batches": (1, 3)}
+SWEEPS = {"sweep_lengths": (1, 2), "sweep_temperatures": (1.0,), "sweep_prompts": 5, "sweep_batches": (1, 3),
+          "sweep_contexts": (40, 120)}  # fmt: skip
 
 
 def settings_for(target, draft, **changes):

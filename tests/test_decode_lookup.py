@@ -182,6 +182,12 @@ def test_reports_have_a_row_for_each_and_lookup_is_measured_as_a_draft_too(
     assert [(point.batch, point.prompts) for point in report.batches] == [(1, 5), (3, 6)]
     assert report.batches[0].tau == pytest.approx(report.lengths[-1].tau, rel=0.5)
     assert "## Batches" in page
+    assert [point.tokens for point in report.contexts] == [40, 120]
+    assert report.contexts[0].verify_cost > 0.5
+    assert "## Long contexts" in page
+    assert report.prompt_cache.hit_rate > 0.2, "the template's opening"
+    assert report.prompt_cache.prompts == len(report.prompts)
+    assert "## Prompt caching" in page
     alone = measure(settings_for(tiny_target, "lookup", suite=short_suite), tmp_path / "alone")
     assert alone.verdict.lossless
     assert alone.latency.c < 0.5

@@ -69,6 +69,11 @@ class Draft(Protocol[State]):
         """The same draft with its forwards compiled by `compile_model`, where that helps."""
         ...
 
+    def rewound(self, state: State, length: int) -> State:
+        """`state` as it was when the committed text had its first `length` >= 1 tokens; more is committed before the
+        next proposal."""
+        ...
+
     def commit(self, state: State, ids: Tensor, hidden: Tensor | None) -> None:
         """Append `ids` [B, T] to the committed text and drop whatever of the last proposal is not in it.
 

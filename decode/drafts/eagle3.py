@@ -82,6 +82,17 @@ class Eagle3Draft:
             laws.append(q)
         return Proposal(text[:, -num_tokens:], torch.cat(laws, dim=1), forward_s)
 
+    def rewound(self, state: Eagle3State, length: int) -> Eagle3State:
+        assert state.past is not None
+        read = state.past[0].shape[2]
+        # An entry holds a token's true features and the next one's embedding: those before the last token are there.
+        kept = min(read, length - 1)
+        keys, values = state.past
+        state.past, state.last = (keys[:, :, :kept], values[:, :, :kept]), None
+        state.unread = state.unread[:, : length - 1 - kept]
+        state.text = state.text[:, :length]
+        return state
+
     def commit(self, state: Eagle3State, ids: Tensor, hidden: Tensor | None) -> None:
         assert hidden is not None
         state.text = torch.cat([state.text, ids], dim=1)

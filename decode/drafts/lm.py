@@ -87,6 +87,11 @@ class LMDraft:
     def replayed(self, text: Tensor, hidden: Tensor | None, places: Tensor, steps: int) -> Iterator[Tensor]:
         yield self.align(uncompiled(self.model)(input_ids=text[:, : int(places[-1]) + 1], logits_to_keep=places).logits)
 
+    def rewound(self, state: LMState, length: int) -> LMState:
+        state.reader.rewind(min(state.reader.length, length - 1))
+        state.text = state.text[:, :length]
+        return state
+
     def commit(self, state: LMState, ids: Tensor, hidden: Tensor | None = None) -> None:
         # Drafted tokens that were accepted have been read already, all but the last one.
         state.text = torch.cat([state.text, ids], dim=1)

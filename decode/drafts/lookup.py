@@ -93,6 +93,11 @@ class LookupDraft:
         drafted = torch.tensor([tokens], dtype=torch.long, device=state.device)
         return Proposal(drafted, nn.functional.one_hot(drafted, self.rows).to(torch.float32), forward_s=0.0)
 
+    def rewound(self, state: LookupState, length: int) -> LookupState:
+        matches = Matches()
+        matches.append(state.matches.text[:length])
+        return LookupState(matches, state.device)
+
     def commit(self, state: LookupState, ids: Tensor, hidden: Tensor | None = None) -> None:
         state.matches.append(ids[0].tolist())
 
@@ -178,6 +183,9 @@ class LookupOrDraft:
         )
         state.proposed = (length if looks_up else 0), proposal.tokens[0].tolist()
         return proposal
+
+    def rewound(self, state: PairedState, length: int) -> PairedState:
+        return PairedState(self.lookup.rewound(state.lookup, length), self.draft.rewound(state.draft, length))
 
     def commit(self, state: PairedState, ids: Tensor, hidden: Tensor | None = None) -> None:
         source, tokens = state.proposed
