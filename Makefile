@@ -13,7 +13,7 @@ setup: .venv/.ready $(TARGET)/PROVENANCE.json  ## .venv with everything in it, a
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[deepspeed,endpoint,tensorboard,trackio,wandb,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[deepspeed,endpoint,quantise,tensorboard,trackio,wandb,dev]"
 	touch $@
 
 $(TARGET)/PROVENANCE.json: | .venv/.ready

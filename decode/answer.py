@@ -122,6 +122,10 @@ def _prepared(target: Loaded, settings: Settings | None, options: dict[str, Any]
     asked = checked(DecodeOptions, options)
     if asked.compile:
         raise UserError("compile: wrap the models in decode.compiled.Compiled once, for many calls")
+    if asked.quantize_target or asked.quantize_draft:
+        raise UserError(
+            "quantize_target, quantize_draft: quantise the models once, with decode.quantise, for many calls"
+        )
     if asked.template_argument:
         target = replace(target, template_arguments=asked.template_argument)
     return target, asked.settings(target, asked.costs())

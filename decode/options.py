@@ -49,6 +49,13 @@ class DecodeOptions(StrictSettings):
     )
     min_new_tokens: int = Field(0, description="No end token before this many.")
     stop: tuple[str, ...] = Field((), description="A text that ends the answer; may be given several times.")
+    quantize_target: Literal["int8", "int4"] | None = Field(
+        None,
+        description="Quantise the target's weights (torchao); the output is then that target's. Default: as stored.",
+    )
+    quantize_draft: Literal["int8", "int4"] | None = Field(
+        None, description="The same for the draft. Default: as stored."
+    )
     compile: bool = Field(
         False, description="Compile short forwards (CUDA graphs on a GPU); a warm-up of minutes that long runs repay."
     )
@@ -62,6 +69,16 @@ class DecodeOptions(StrictSettings):
     def _read_pairs(cls, given: Any) -> Any:
         """`NAME=VALUE` texts, as the command line has them."""
         return read_pairs(given) if isinstance(given, list | tuple) else given
+
+    def quantised(self, target: "Loaded", draft: Any) -> "Loaded":
+        """The target as asked for; the draft (contract.Draft, or None) in place. Raises UserError."""
+        from decode.quantise import quantise, quantised
+
+        if self.quantize_draft:
+            if not list(draft.model.parameters()):
+                raise UserError("quantize_draft has no effect on a draft without weights; leave it out")
+            quantise(draft.model, self.quantize_draft)
+        return quantised(target, self.quantize_target) if self.quantize_target else target
 
     def compiled(self, model: Any, prompt_tokens: int, longest_draft: int) -> Any:
         """The model as asked for: compiled for texts up to these lengths, or itself."""

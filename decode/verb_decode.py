@@ -37,7 +37,7 @@ def decode(
     from decode.models import load_model
 
     if draft is None:
-        of_a_draft = {"num_draft_tokens", "draft_temperature", "latency_profile", "verifier"}
+        of_a_draft = {"num_draft_tokens", "draft_temperature", "latency_profile", "verifier", "quantize_draft"}
         given = [f"--{name.replace('_', '-')}" for name in sorted(of_a_draft & options.model_fields_set)]
         if given:
             raise UserError(f"{', '.join(given)}: no effect without --draft; name a draft or leave it out")
@@ -47,6 +47,7 @@ def decode(
     costs = options.costs(draft)
     loaded = replace(load_model(target, dtype, device), template_arguments=options.template_argument)
     proposer = load_draft(loaded, draft, dtype, device) if draft else None
+    loaded = options.quantised(loaded, proposer)
     settings = replace(options.settings(loaded, costs), seed_exact=seed_exact)
     asked = list(loaded.tokenizer(prompt).input_ids) if raw else prompt_ids(loaded, prompt)
     longest = max(costs.v) if costs else settings.length_policy().next_length()

@@ -1,6 +1,5 @@
 """The losslessness certificate in its simplest honest form: what was checked on this pair, and how it came out."""
 
-import copy
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,11 +10,11 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from decode.compiled import uncompiled
 from decode.drafts.contract import Draft
 from decode.generation import Settings, generate_ids
 from decode.laws import Law
 from decode.models import Loaded
+from decode.quantise import in_float32
 from decode.stops import StopWatch
 from eval.live import PromptRun
 from eval.sampled_check import SampledCheck, check_sampling
@@ -74,7 +73,7 @@ def certify(
     law_samples: int,
 ) -> Certificate:
     """Check `fp32_prompts` of the runs again in float32 at γ = `gamma`, and all in the dtype they ran in."""
-    exact_target = copy.deepcopy(uncompiled(target.model)).float()
+    exact_target = in_float32(target.model)
     exact_draft = draft.in_float32()
     greedy = Law(0.0, processors=settings.law.processors, vocabulary=settings.law.vocabulary)
     # γ is fixed here: a policy that gives up on a draft would leave nothing to check.

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from decode.quantise import stored_bytes
 from decode.trace import Tally
 
 GIB = 2**30
@@ -64,7 +65,7 @@ def kv_bytes_per_token(model: Any) -> int:
 
 
 def _gib(model: Any) -> float:
-    return sum(weight.numel() * weight.element_size() for weight in model.parameters()) / GIB
+    return sum(stored_bytes(weight) for weight in model.parameters()) / GIB
 
 
 def _weight(model: Any, getter: str) -> Any:

@@ -66,9 +66,10 @@ def measure(options: EvalOptions, out: Path) -> Report:
     target = load_model(options.target, options.dtype, options.device)
     target = replace(target, template_arguments=options.template_argument)
     draft = load_draft(target, options.draft, options.dtype, options.device)
+    target = options.quantised(target, draft)
     if options.compile and any(prompt.later_turns for prompt in prompts):
         raise UserError("compile has no room for the later turns of a chat; leave it out")
-    revision = draft_revision(options.draft)
+    revision = draft_revision(options.draft) + (f"+{options.quantize_draft}" if options.quantize_draft else "")
     profiled_threads = _profiled_threads(options, target, revision)
     options = options.model_copy(update={"threads": options.threads or profiled_threads})
     decoding = options.settings(target, costs)
@@ -231,6 +232,8 @@ def _read_back(path: Path, described: dict[str, Any], threads: int) -> Report | 
         "lookup_prompts": described["lookup_prompts"],
         "sweep_batches": [],
         "sweep_contexts": [],
+        "quantize_target": None,
+        "quantize_draft": None,
     } | report.settings
     measured_with |= {} if threads else {"threads": None}
     different = differing_keys(measured_with, described | {"threads": threads or None})

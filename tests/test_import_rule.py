@@ -11,6 +11,7 @@ METRICS = {f"eval/metrics/{name}/{name}.py" for name in ("acceptance", "accepted
 HOMES = {
     "accelerate": {"train/parallel.py", "train/launching.py"},
     "deepspeed": {"train/parallel.py"},
+    "torchao": {"decode/quantise.py"},
     "peft": {"decode/adapters.py", "train/lora.py"},
     "wandb": {"train/tracking.py"},
     "huggingface_hub": {"decode/models.py"}

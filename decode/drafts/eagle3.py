@@ -16,6 +16,7 @@ from decode.drafts.temperature import fitted_temperatures
 from decode.draws import Draws
 from decode.kv import Clock
 from decode.laws import Law
+from decode.quantise import in_float32
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Eagle3Draft:
         self.temperatures: Mapping[float, float] = fitted_temperatures(model.config)
 
     def in_float32(self) -> "Eagle3Draft":
-        return Eagle3Draft(copy.deepcopy(self.model).float(), copy.deepcopy(self.embeddings).float())
+        return Eagle3Draft(in_float32(self.model), copy.deepcopy(self.embeddings).float())
 
     def compiled(self, compile_model: Callable[[Any], Any]) -> "Eagle3Draft":
         """As it is: one layer whose past grows gains nothing from a graph of fixed size."""

@@ -1,6 +1,5 @@
 """Draft kind `lm`: a causal LM of its own, over the target's vocabulary."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
@@ -18,6 +17,7 @@ from decode.draws import Draws
 from decode.kv import Clock, Reader
 from decode.laws import Law
 from decode.models import Loaded, check_pair
+from decode.quantise import in_float32
 
 
 @dataclass
@@ -54,7 +54,7 @@ class LMDraft:
         return cls(draft.model, int(target.model.config.vocab_size))
 
     def in_float32(self) -> "LMDraft":
-        return LMDraft(copy.deepcopy(uncompiled(self.model)).float(), self.rows)
+        return LMDraft(in_float32(self.model), self.rows)
 
     def compiled(self, compile_model: Callable[[Any], Any]) -> "LMDraft":
         return LMDraft(compile_model(self.model), self.rows)

@@ -1,0 +1,108 @@
+"""A quantised target is a target of its own: decoding is lossless against it, and its revision says what it is."""
+
+import copy
+
+import pytest
+import torch
+from conftest import make_llama
+
+from configs.errors import UserError
+from decode.answer import generate, prompt_ids
+from decode.drafts.kinds import load_draft
+from decode.drafts.lm import LMDraft
+from decode.generation import Settings, generate_ids
+from decode.laws import Law
+from decode.models import load_model
+from decode.options import DecodeOptions
+from decode.quantise import in_float32, is_packed, quantise, quantised, stored_bytes
+
+pytest.importorskip("torchao")
+IDS = torch.arange(3, 40).unsqueeze(0)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return make_llama(90, layers=3, seed=5, width=64).bfloat16()
+
+
+@pytest.fixture(scope="module")
+def packed(plain):
+    model = copy.deepcopy(plain)
+    quantise(model, "int8")
+    return model
+
+
+def test_linear_weights_are_int8_with_one_scale_a_row_and_embeddings_stay(plain, packed):
+    weight = plain.model.layers[0].mlp.up_proj.weight.float()
+    found = packed.model.layers[0].mlp.up_proj.weight
+    assert is_packed(found)
+    assert not is_packed(packed.model.embed_tokens.weight)
+    step = weight.abs().amax(dim=1, keepdim=True) / 127
+    assert ((found.dequantize().float() - weight).abs() <= step * 0.75 + 4e-3 * weight.abs()).all()
+    assert stored_bytes(found) < 0.6 * stored_bytes(plain.model.layers[0].mlp.up_proj.weight)
+
+
+def test_a_copy_in_float32_has_the_very_values_of_the_quantised_weights(packed):
+    twin = in_float32(packed)
+    assert all(not is_packed(weight) and weight.dtype == torch.float32 for weight in twin.parameters())
+    for name, module in packed.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            assert torch.equal(twin.get_submodule(name).weight, module.weight.dequantize().float()), name
+    assert torch.equal(twin.model.rotary_emb.inv_freq, packed.model.rotary_emb.inv_freq)
+    with torch.no_grad():
+        assert (twin(IDS).logits - packed(IDS).logits.float()).abs().max() < 0.5
+    assert is_packed(packed.lm_head.weight), "the model itself is as it was"
+
+
+def test_speculation_equals_plain_decoding_of_the_quantised_target_in_float32(plain, packed):
+    target, settings = in_float32(packed), Settings(Law(0.0), 40, 3)
+    other = plain.float()
+    answer = generate_ids(target, LMDraft(other), [5, 9, 30], settings)
+    assert answer.token_ids == generate_ids(target, None, [5, 9, 30], settings).token_ids
+    assert answer.tally.accepted > 5
+
+
+def test_a_quantised_draft_of_either_kind_still_drafts(tiny_target, tiny_draft):
+    target = load_model(str(tiny_target), "bfloat16")
+    draft = load_draft(target, str(tiny_draft), "bfloat16")
+    asked = DecodeOptions(quantize_target="int8", quantize_draft="int8", temperature=0, max_new_tokens=24)
+    target = asked.quantised(target, draft)
+    assert target.revision.endswith("+int8")
+    assert is_packed(draft.model.lm_head.weight)
+    exact = draft.in_float32()
+    assert all(not is_packed(weight) for weight in exact.model.parameters())
+    whole = in_float32(target.model)
+    settings = Settings(Law(0.0), 24, 3)
+    ids = prompt_ids(target, "warm tea")
+    answer = generate_ids(whole, exact, ids, settings)
+    assert answer.token_ids == generate_ids(whole, None, ids, settings).token_ids
+
+
+def test_what_cannot_be_quantised_is_said(tiny_target, monkeypatch):
+    target = load_model(str(tiny_target), "bfloat16")
+    with pytest.raises(UserError, match="no effect on a draft without weights"):
+        DecodeOptions(quantize_draft="int8").quantised(target, load_draft(target, "lookup"))
+    if not torch.accelerator.is_available():
+        with pytest.raises(UserError, match=r"int4: torchao (cannot do it on this cpu|leaves) .*try int8"):
+            quantised(target, "int4")
+    monkeypatch.setitem(__import__("sys").modules, "torchao.quantization", None)
+    with pytest.raises(UserError, match="needs torchao"):
+        quantised(target, "int8")
+
+
+def test_python_calls_are_told_to_quantise_the_models_themselves(tiny_target):
+    with pytest.raises(UserError, match=r"decode\.quantise"):
+        generate(load_model(str(tiny_target)), None, "tea", quantize_target="int8")
+
+
+def test_a_report_measures_against_the_quantised_target(tiny_target, tiny_draft, short_suite, tmp_path):
+    from measurements import settings_for
+
+    from eval.measure import measure
+
+    asked = settings_for(tiny_target, tiny_draft, suite=short_suite, quantize_target="int8", lookup_prompts=0)
+    report = measure(asked, tmp_path / "int8")
+    assert report.verdict.lossless
+    assert report.settings["target_revision"].endswith("+int8")
+    plainly = measure(settings_for(tiny_target, tiny_draft, suite=short_suite, lookup_prompts=0), tmp_path / "plain")
+    assert report.footprint.target_gib < plainly.footprint.target_gib
