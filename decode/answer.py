@@ -86,6 +86,8 @@ def generate_batch(
     Raises UserError as `generate`, and for models whose cache forgets tokens.
     """
     target, settings = _prepared(target, settings, options)
+    if isinstance(prompts, str) or any(isinstance(prompt, int) for prompt in prompts):
+        raise UserError("prompts: expected a list of prompts, each a text, a chat or a list of token ids")
     ids = [prompt_ids(target, prompt) for prompt in prompts]
     grown = generate_batch_ids(target.model, draft, ids, settings, target.tokenizer)
     return [_answer(one, target, settings) for one in grown]

@@ -69,10 +69,9 @@ def generate_batch_ids(
         row.answer.token_ids.append(int(row.text[0, -1]))
         row.watch.keep(row.answer.token_ids)
         row.answer.prefill_s, row.answer.stopped_by = took, row.watch.reason
-    active = _still_going(rows, reader, following)
-    while active:
-        _play(active, reader, following, draft, clock)
-        active = _still_going(active, reader, following)
+    active = rows
+    while any(not row.answer.stopped_by for row in active):
+        active = _play(active, reader, following, draft, clock)
     return [row.answer for row in rows]
 
 
@@ -89,9 +88,10 @@ def _row(
 
 def _play(
     rows: Sequence[Row], reader: BatchReader, following: BatchedDraft | None, draft: Draft[Any] | None, clock: Clock
-) -> None:
-    """One round of all texts: propose, verify in one target pass, commit what each of them keeps."""
+) -> list[Row]:
+    """One round of those texts that have not ended, which it returns: propose, verify in one target pass, commit."""
     began = clock()
+    rows = _still_going(rows, reader, following)
     proposals = _propose(rows, following, draft)
     proposed, verify_began_s = clock(), reader.forward_s
     chunks = [
@@ -118,6 +118,7 @@ def _play(
         row.answer.token_ids += tokens
         row.answer.stopped_by = row.watch.reason
         row.answer.decode_s += shares[2]
+    return rows
 
 
 def _propose(rows: Sequence[Row], following: BatchedDraft | None, draft: Draft[Any] | None) -> list[Proposal]:

@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicLayer
 from configs.errors import UserError
 from decode.kv import Clock, cache_argument
 
+DEPENDING = ("longrope", "dynamic")  # RoPE whose angles depend on how long the longest text is
 WASTE = 0.25  # share of slots that no text needs, from which on they are squeezed out
 
 
@@ -34,6 +35,13 @@ class BatchReader:
             raise UserError(
                 f"a batch of more than one text needs a cache that keeps every token; this model's has {other[0]} "
                 "(sliding windows or a running state): decode one text at a time"
+            )
+
+        rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+        if rope.get("rope_type") in DEPENDING:
+            raise UserError(
+                f"RoPE of type {rope['rope_type']} turns by the longest text of a batch, which changes the answers of "
+                "the others: decode one text at a time"
             )
 
     @property

@@ -126,17 +126,18 @@ def stream_ids(
 
     began = clock()
     ids, taps = torch.tensor([prompt_ids], device=device), draft.taps if draft else ()
-    known = cache.find(prompt_ids, draft, taps) if cache else None
+    known = cache.find(prompt_ids, target, draft, clock) if cache else None
     reader, reused = (known.reader, known.tokens) if known else (Reader(target, clock, taps), 0)
     first = rules.draws.choose(rules.target_law(reader.read(ids[:, reused:], keep=1), ids), len(prompt_ids))
     pair = Pair(reader, torch.cat([ids, first], dim=1))
-    tapped = [joined([known.tapped if known else None, reader.tapped])]
+    hidden = joined([known.tapped if known else None, reader.tapped])
+    tapped = [hidden] if cache else []
     if draft is not None and not reader.can_rewind:
         raise UserError(
             "this target keeps a running state that cannot be taken back after a rejected token; use no draft"
         )
     if draft is not None and len(prompt_ids) < draft.context_tokens:
-        pair.draft, pair.draft_state = draft, _draft_state(draft, pair.text, tapped[0], known, clock)
+        pair.draft, pair.draft_state = draft, _draft_state(draft, pair.text, hidden, known, clock)
     answer.token_ids.append(int(first))
     watch.keep(answer.token_ids)
     answer.prefill_s = clock() - began
@@ -162,12 +163,12 @@ def stream_ids(
 
 
 def _draft_state(draft: Draft[Any], text: Tensor, hidden: Tensor | None, known: Found | None, clock: Clock) -> Any:
-    """The draft follows the committed text, from where a kept state of it ends."""
-    if known is None or known.draft_state is None:
-        return draft.start(text, hidden, clock)
-    start = known.tokens
-    draft.commit(known.draft_state, text[:, start:], None if hidden is None else hidden[:, start - 1 :])
-    return known.draft_state
+    """The draft follows the committed text, from where a kept state of it ends, if it can."""
+    if known is not None and known.draft_state is not None:
+        state = draft.resume(known.draft_state, text, hidden, known.tokens, clock)
+        if state is not None:
+            return state
+    return draft.start(text, hidden, clock)
 
 
 def _draft_room(pair: Pair) -> int:

@@ -75,6 +75,17 @@ class Reader:
         twin._cache = copy.deepcopy(self._cache)
         return twin
 
+    def beginning(self, length: int, clock: Clock) -> "Reader":
+        """An independent reader that has read the first `length` tokens; only where it keeps everything."""
+        assert self.keeps_everything
+        twin = copy.copy(self)
+        twin._clock = clock
+        twin._cache, twin.length, twin.tapped = copy.copy(self._cache), min(length, self.length), None
+        twin._cache.layers = [copy.copy(layer) for layer in self._cache.layers]
+        for layer in twin._cache.layers:
+            layer.keys, layer.values = (part[:, :, : twin.length].clone() for part in (layer.keys, layer.values))
+        return twin
+
     def keys_and_values(self) -> list[tuple[Tensor, Tensor]]:
         """The cached keys and values [B, heads, length, width] of each layer, for checks."""
         return [(layer.keys, layer.values) for layer in self._cache.layers]

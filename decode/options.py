@@ -89,11 +89,13 @@ class DecodeOptions(StrictSettings):
 
     def costs(self, draft: str | None = None) -> "Costs | None":
         """The profile that auto follows, else None. Raises UserError when auto has none."""
+        from decode.drafts.kinds import trained_part
         from decode.length import read_costs
 
         if self.num_draft_tokens != "auto":
             return None
-        path = self.latency_profile or (Path(draft) / "report.json" if draft else None)
+        trained = trained_part(draft) if draft else None
+        path = self.latency_profile or (Path(trained) / "report.json" if trained else None)
         if path is None:
             raise UserError("num_draft_tokens auto needs latency_profile, the report.json of an eval on this machine")
         return read_costs(path)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from configs.errors import UserError
 from decode.drafts.contract import Draft
-from decode.kv import Reader
+from decode.kv import Clock, Reader
 
 SHORTEST = 8  # tokens in common from which on a copy pays
 
@@ -26,7 +27,7 @@ class Entry:
 
 @dataclass
 class Found:
-    """A reader, and the draft's state, of the first `tokens` tokens of a prompt, free to go on."""
+    """A reader of the first `tokens` tokens of a prompt, free to go on, and the state of a draft that read them too."""
 
     tokens: int
     reader: Reader
@@ -60,25 +61,36 @@ class PromptCache:
         read = self.prompt_tokens - self.reused_tokens
         return self.reused_tokens * self.read_s / read if read else 0.0
 
-    def find(self, prompt: Sequence[int], draft: Draft[Any] | None, taps: Sequence[int]) -> Found | None:
-        """The longest beginning of `prompt`, its last token left out, that a kept text shares; None for a short one."""
-        usable = [entry for entry in self.entries if entry.reader.taps == tuple(taps)]
-        lengths = [min(_shared(entry.ids, prompt), len(prompt) - 1, entry.reader.length) for entry in usable]
-        if not lengths or max(lengths) < SHORTEST:
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise UserError(f"a prompt cache of {self.size} texts: expected 1 or more")
+
+    def find(self, prompt: Sequence[int], target: Any, draft: Draft[Any] | None, clock: Clock) -> Found | None:
+        """The longest beginning of `prompt`, its last token left out, that a kept text of this target shares.
+
+        None for a short one. Of equal ones that which the draft has read, then the last.
+        """
+        taps, best = draft.taps if draft else (), (0, False, 0)
+        for i, entry in enumerate(self.entries):
+            if entry.reader.model is target and entry.reader.taps == tuple(taps):
+                tokens = min(_shared(entry.ids, prompt), len(prompt) - 1, entry.reader.length)
+                best = max(best, (tokens, entry.draft is draft, i))
+        tokens, is_its_own, i = best
+        if tokens < SHORTEST:
             return None
-        entry, tokens = usable[lengths.index(max(lengths))], max(lengths)
-        reader = entry.reader.clone()
-        reader.rewind(tokens)
-        state = None
-        if draft is not None and entry.draft is draft:
-            state = draft.rewound(entry.draft_state.clone(), tokens)
-        return Found(tokens, reader, None if entry.tapped is None else entry.tapped[:, :tokens], state)
+        entry = self.entries[i]
+        tapped = None if entry.tapped is None else entry.tapped[:, :tokens]
+        return Found(tokens, entry.reader.beginning(tokens, clock), tapped, entry.draft_state if is_its_own else None)
 
     def keep(self, ids: list[int], reader: Reader, tapped: Tensor | None, draft: Draft[Any] | None, state: Any) -> None:
-        """Remember a finished text; the oldest goes."""
+        """Remember a finished text instead of its own beginnings; the oldest goes."""
         if not reader.keeps_everything:
             return
-        self.entries = [*self.entries, Entry(ids, reader, tapped, draft, state)][-self.size :]
+        others = [
+            entry for entry in self.entries
+            if ids[: len(entry.ids)] != entry.ids or entry.reader.model is not reader.model or entry.draft is not draft
+        ]  # fmt: skip
+        self.entries = [*others, Entry(ids, reader, tapped, draft, state)][-self.size :]
 
     def count(self, prompt_tokens: int, reused: int, read_s: float) -> None:
         """Take note of a prompt."""

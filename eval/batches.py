@@ -8,12 +8,20 @@ from rich.progress import track
 
 from configs.records import append_record, whole_records
 from decode.batch import generate_batch_ids
+from decode.batch_reader import BatchReader
 from decode.drafts.contract import Draft
 from decode.generation import Generation, Settings
 from decode.models import Loaded
 from decode.trace import Tally
 from eval.report import BatchPoint
 from eval.stats import Timed, speedup
+
+
+def check_batches(target: Loaded, draft: Draft[Any], sizes: Sequence[int]) -> None:
+    """Raises UserError when one of the two models cannot read several texts together."""
+    for model in (target.model, *(() if draft.taps else (draft.model,))) if sizes else ():
+        if list(model.parameters()):
+            BatchReader(model, 1)
 
 
 def sweep_batches(

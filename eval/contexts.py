@@ -20,6 +20,7 @@ from eval.footprint import GIB, kv_bytes_per_token
 from eval.report import ContextPoint
 
 TOKENS, TURNS = 48, 2  # decoded after the text, and times that both arms do
+COPIES = 3  # of keys and values at a time: a kept one of each arm, and that which grows
 
 
 def sweep_contexts(
@@ -28,17 +29,14 @@ def sweep_contexts(
 ) -> list[ContextPoint]:  # fmt: skip
     """One point for each length in tokens; those that `unfinished` has already are read back.
 
-    The text is the prompts one after another. Raises UserError for a length that leaves no room in the context.
+    The text is the prompts one after another, and again from the first where they are too few.
     """
-    longest = target.context_tokens - TOKENS - 1
-    if lengths and max(lengths) > longest:
-        raise UserError(f"sweep_contexts {max(lengths)}: {target.name} has room for {longest} tokens before an answer")
     points = [ContextPoint.model_validate(row) for row in whole_records(unfinished)]
     for length in lengths[len(points) :]:
         per_thousand = 1000 * sum(kv_bytes_per_token(model) for model in (target.model, draft.model)) / GIB
         print(
-            f"context of {length} tokens: {per_thousand * length / 1000:.2f} GiB of keys and values "
-            f"({1024 * per_thousand:.1f} MiB per 1,000 tokens)",
+            f"context of {length} tokens: {COPIES * per_thousand * length / 1000:.2f} GiB of keys and values "
+            f"({COPIES} times {1024 * per_thousand:.1f} MiB per 1,000 tokens)",
             file=sys.stderr,
         )
         text = [token for _, token in zip(range(length), (t for ids in cycle(prompts) for t in ids), strict=False)]
@@ -47,9 +45,16 @@ def sweep_contexts(
     return points
 
 
+def check_contexts(target: Loaded, lengths: Sequence[int]) -> None:
+    """Raises UserError for a length that leaves no room in the target's context."""
+    longest = target.context_tokens - TOKENS - 1
+    if lengths and max(lengths) > longest:
+        raise UserError(f"sweep_contexts {max(lengths)}: {target.name} has room for {longest} tokens before an answer")
+
+
 def _point(target: Loaded, draft: Draft[Any], text: list[int], settings: Settings, per_thousand: float) -> ContextPoint:
     """Plain and speculative in turn after one text, which each of them reads once."""
-    endless, cache = replace(settings, max_new_tokens=TOKENS, stops=Stops()), PromptCache(size=8)
+    endless, cache = replace(settings, max_new_tokens=TOKENS, stops=Stops()), PromptCache(size=2)
     plain: list[Generation] = []
     drafted: list[Generation] = []
     for turn in range(TURNS):

@@ -52,9 +52,11 @@ def profile(
     plain_settings = _without_end(settings, ROUNDS + 1)
     drafting = replace(_without_end(settings, ROUNDS + gamma + 1), num_draft_tokens=gamma)
     times: dict[str, list[float]] = defaultdict(list)
-    widths = Widths(target, prompt_ids)
+    widths, others = Widths(target, prompt_ids), list[float]()
     for _ in range(REPEATS):
-        times["plain"] += [r.round_s for r in generate_ids(target, None, prompt_ids, plain_settings).rounds]
+        steps = generate_ids(target, None, prompt_ids, plain_settings).rounds
+        times["plain"] += [r.round_s for r in steps]
+        others += [r.round_s - r.verify_s for r in steps]
         # The last rounds may draft less than γ.
         rounds = [r for r in generate_ids(target, draft, prompt_ids, drafting).rounds if len(r.drafted) == gamma]
         times["c"] += [r.draft_s / gamma for r in rounds]
@@ -66,7 +68,7 @@ def profile(
         times |= {
             "c": [0.0],
             "v": times[f"v({gamma + 1})"],
-            "o": [0.0],
+            "o": others,
         }  # a lookup that found nothing after this prompt
     if not (times["plain"] and times["o"]):
         raise UserError(
@@ -88,7 +90,7 @@ def _over(interval: Interval, step: float) -> Interval:
 def batched(target: Any, draft: Draft[Any], prompt_ids: list[int], batch: int, longest: int, alone: Latency) -> Latency:
     """Costs for `batch` rows that decode together, in steps of plain decoding of as many rows.
 
-    From bare forwards: the decoder itself takes one row at a time. The rest of a round takes as long as it does
+    From bare forwards, without the decoder's own work. The rest of a round takes as long as it does
     `alone`, for one row.
     """
     widths, text = Widths(target, prompt_ids, batch), torch.tensor([prompt_ids], device=_device(target))

@@ -1,6 +1,7 @@
 """report.md: the report for a person, tables first."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from eval.report import Report, SweepPoint
@@ -218,8 +219,9 @@ def _batches(report: Report) -> str:
     if not rows:
         return ""
     columns = ["texts together", "prompts", "plain, tokens/s", "speculative, tokens/s", "τ", "S_decode"]
-    losing = [point.batch for point in report.batches if point.speedup_decode and point.speedup_decode < 1]
-    said = f"\n\nFrom {min(losing)} texts on speculation does not pay." if losing else ""
+    points = sorted(report.batches, key=lambda point: -point.batch)
+    losing = list(takewhile(lambda point: (point.speedup_decode or 2) < 1, points))
+    said = f"\n\nFrom {losing[-1].batch} texts on speculation does not pay." if losing else ""
     return f"## Batches\n\n{table(columns, rows)}{said}"
 
 

@@ -19,15 +19,15 @@ from configs.records import read_records, write_parquet
 from decode.chat import render_prompt
 from decode.compiled import uncompiled
 from decode.drafts.contract import Draft
-from decode.drafts.kinds import draft_revision, load_draft
+from decode.drafts.kinds import draft_revision, load_draft, looks_up, trained_part
 from decode.generation import Settings
 from decode.kv import Reader
 from decode.length import Costs, read_costs
 from decode.models import Loaded, load_model
 from eval.assembly import Measured, assemble
-from eval.batches import sweep_batches
+from eval.batches import check_batches, sweep_batches
 from eval.certificate import certify, divergences
-from eval.contexts import sweep_contexts
+from eval.contexts import check_contexts, sweep_contexts
 from eval.eval_options import EvalOptions
 from eval.latency import fastest_threads, profile
 from eval.live import PromptRun, run_prompt
@@ -40,7 +40,7 @@ from eval.record import keep_record
 from eval.replay import Replay, replay_text
 from eval.report import Overlap, Report
 from eval.suites import Prompt, fingerprint, read_suite, stratified
-from eval.sweep import at_length, at_temperature, sweep, without_training
+from eval.sweep import at_length, at_temperature, measured_already, sweep, without_training
 from eval.under_way import UnderWay
 
 AUTO_PROFILE_LENGTH = 3  # γ of the rounds in which c and o are measured for auto
@@ -67,6 +67,8 @@ def measure(options: EvalOptions, out: Path) -> Report:
     target = replace(target, template_arguments=options.template_argument)
     draft = load_draft(target, options.draft, options.dtype, options.device)
     target = options.quantised(target, draft)
+    check_batches(target, draft, options.sweep_batches)
+    check_contexts(target, options.sweep_contexts)
     if options.compile and any(prompt.later_turns for prompt in prompts):
         raise UserError("compile has no room for the later turns of a chat; leave it out")
     revision = draft_revision(options.draft) + (f"+{options.quantize_draft}" if options.quantize_draft else "")
@@ -92,11 +94,12 @@ def measure(options: EvalOptions, out: Path) -> Report:
         assert under_way.profiled
         described |= {"threads": under_way.profiled.threads}
         made = provenance() | {"device": str(target.model.device)}
-        report = assemble(target, draft, found, described, _training(options.draft), overlap, made)
+        report = assemble(target, draft, found, described, _training(trained_part(options.draft) or ""), overlap, made)
         _write(report, found.runs, out)
         under_way.end()
         keep_record(options.record or out.parent / "predictions.jsonl", report)
-    _hand_to_draft(report, Path(options.draft))
+    if not looks_up(options.draft):
+        _hand_to_draft(report, Path(options.draft))
     return report
 
 
@@ -134,6 +137,7 @@ def _run(
     few = prompt_ids[: options.sweep_prompts]
     lengths, temperatures = _swept(decoding, options)
     others = without_training(options.draft, draft, target) if options.lookup_prompts else []
+    compared = [under_way.runs[prompt.id] for prompt in prompts[: options.lookup_prompts]]
     lookups = [(name, other, decoding) for name, other in others]
     return Measured(
         lengths=sweep(target, few, [(None, draft, one) for one in lengths], under_way.folder / "lengths.jsonl"),
@@ -145,7 +149,10 @@ def _run(
             target, draft, prompt_ids, decoding, options.sweep_contexts, under_way.folder / "contexts.jsonl"
         ),
         prefix=None if options.compile else prefix_reuse(target, draft, prompt_ids, decoding),
-        lookups=sweep(target, prompt_ids[: options.lookup_prompts], lookups, under_way.folder / "lookups.jsonl"),
+        lookups=[
+            *sweep(target, prompt_ids[: options.lookup_prompts], lookups, under_way.folder / "lookups.jsonl"),
+            *([measured_already(options.draft, compared, decoding)] if lookups else []),
+        ],
         runs=runs,
         texts=[_replay(target, draft, run, decoding, longest) for run in track(runs, "replaying")],
         latency=latency,
@@ -262,7 +269,7 @@ def _training(draft: str) -> dict[str, Any] | None:
 def _overlap(prompts: Sequence[Prompt], options: EvalOptions) -> Overlap | None:
     """With the rows named, else with those that the draft's training.json names, if the same are still there."""
     path = options.training_data
-    said = Path(options.draft) / "training.json"
+    said = Path(trained_part(options.draft) or "") / "training.json"
     if path is None and said.is_file():
         training = read_json(said)
         named = Path(training.get("config", {}).get("data", {}).get("answers", ""))

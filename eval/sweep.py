@@ -15,7 +15,7 @@ from decode.drafts.lookup import LookupDraft, LookupOrDraft
 from decode.generation import Settings
 from decode.models import Loaded
 from decode.trace import Tally
-from eval.live import run_pair
+from eval.live import PromptRun, run_pair
 from eval.report import SweepPoint
 from eval.stats import Timed, speedup, speedup_interval
 
@@ -55,6 +55,21 @@ def sweep(
         points.append(_point(target, prompts, change))
         append_record(unfinished, points[-1].model_dump(mode="json"))
     return points
+
+
+def measured_already(name: str, runs: Sequence[PromptRun], settings: Settings) -> SweepPoint:
+    """The draft's own point, from what was decoded of these prompts."""
+    plain, drafted = ([getattr(run, arm).decode for run in runs] for arm in ("plain", "speculative"))
+    gamma = settings.num_draft_tokens
+    return SweepPoint(
+        draft=Path(name).name if Path(name).is_dir() else name,
+        num_draft_tokens=gamma if isinstance(gamma, int) else None,
+        temperature=settings.law.temperature,
+        prompts=len(runs),
+        tau=Tally.of([done for run in runs for done in run.trace.rounds]).tau,
+        speedup_decode=speedup(plain, drafted),
+        speedup_decode_ci=speedup_interval(plain, drafted),
+    )
 
 
 def _point(target: Loaded, prompts: Sequence[list[int]], change: Change) -> SweepPoint:

@@ -81,12 +81,43 @@ def test_a_batch_of_one_and_of_none(target):
 
 
 def test_seconds_of_all_texts_add_up_to_those_that_passed(target):
-    ticks = iter(range(100_000))
-    answers = generate_batch_ids(target, LMDraft(target), PROMPTS, SETTINGS["greedy"], clock=lambda: float(next(ticks)))
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    answers = generate_batch_ids(target, LMDraft(target), PROMPTS, SETTINGS["ends"], clock=clock)
+    rounds = max(len(answer.rounds) for answer in answers)
     whole = sum(answer.decode_s + answer.prefill_s for answer in answers)
-    assert whole <= next(ticks)
-    assert all(r.draft_s + r.verify_s <= r.round_s for answer in answers for r in answer.rounds)
-    assert whole == pytest.approx(sum(a.prefill_s + sum(r.round_s for r in a.rounds) for a in answers))
+    assert now[0] - rounds - 1 <= whole <= now[0], "between two rounds one tick passes"
+    for answer in answers:
+        assert answer.decode_s == pytest.approx(sum(done.round_s for done in answer.rounds))
+        assert all(done.draft_s + done.verify_s <= done.round_s for done in answer.rounds)
+
+
+@pytest.mark.parametrize("kind", ["lm", "eagle3"])
+def test_texts_that_the_drafts_context_cannot_hold_decode_plainly_beside_others(target, kind):
+    draft = drafts(target)[kind]
+    draft.context_tokens = 16
+    settings = SETTINGS["greedy"]
+    for prompts in (PROMPTS, [PROMPTS[2]] * 2):
+        together = generate_batch_ids(target, draft, prompts, settings)
+        for prompt, answer in zip(prompts, together, strict=True):
+            assert facts(answer) == facts(generate_ids(target, draft, prompt, settings)), prompt
+
+
+def test_rope_that_depends_on_the_longest_text_is_refused():
+    model = make_llama(V, layers=1, seed=0)
+    model.config.rope_parameters = {"rope_type": "longrope", "rope_theta": 1e4}
+    with pytest.raises(UserError, match="longrope"):
+        BatchReader(model, 2)
+
+
+@pytest.mark.parametrize("prompts", ["hello", [1, 2, 3]])
+def test_one_prompt_where_several_are_expected_is_refused(tiny_target, prompts):
+    with pytest.raises(UserError, match="expected a list of prompts"):
+        decode.generate_batch(load_model(str(tiny_target)), None, prompts)
 
 
 def test_logits_are_those_of_a_text_of_its_own_after_ragged_reading_and_taking_back(target):

@@ -7,6 +7,7 @@ from enumeration import exact_law, largest_difference
 from tables import random_table
 
 import decode
+from configs.errors import UserError
 from decode.drafts.kinds import draft_revision, load_draft
 from decode.drafts.lm import LMDraft
 from decode.drafts.lookup import LONGEST, LookupDraft, LookupOrDraft, Matches, Record
@@ -148,14 +149,44 @@ def test_replay_gives_each_drafted_place_what_the_round_that_began_before_it_wou
     text = torch.tensor([[1, 2, 3, 4, 1, 2, 3, 5, 1, 2]])
     places = torch.arange(4, 9)
     first, second = LookupDraft(40).replayed(text, None, places, 2)
-    ids = [row.argmax().item() if torch.isinf(row).any() else None for row in first[0]]
+    ids = [row.argmax().item() if row.any() else None for row in first[0]]
     # After places 4..8 the text ends in 1 | 1 2 | 2 3 | 3 5 | 5 1.
     assert ids == [None, 3, 4, None, None]
-    later = [row.argmax().item() if torch.isinf(row).any() else None for row in second[0]]
+    later = [row.argmax().item() if row.any() else None for row in second[0]]
     assert later == [None, None, 4, 1, None]
     p = torch.full((5, 40), 1 / 40)
     q = (law.softmax(-1)[0] for law in (first, second))
     assert replay_text(p, q, text[0, places + 1]).number(0).overlap[0] == pytest.approx(1 / 40)
+
+
+def test_a_ban_on_the_copied_token_leaves_replay_with_a_law(target):
+    text, places = torch.tensor([[1, 2, 3, 1, 2]]), torch.tensor([4])
+    (logits,) = LookupDraft(40).replayed(text, None, places, 1)
+    banned = logits.clone()
+    banned[..., logits[0, 0].argmax()] = -torch.inf
+    assert torch.isfinite(banned.softmax(-1)).all()
+    assert logits.softmax(-1).max() == 1
+
+
+def test_a_source_that_was_passed_over_is_tried_again_after_longer_and_longer_waits():
+    record = Record()
+    due = [n for n in range(1, 200) if record.is_due()]
+    assert due == [16, 48, 112]
+
+
+def test_a_text_beyond_the_drafts_context_is_still_looked_up_in(target):
+    short = LMDraft(make_llama(40, layers=1, seed=5, context=16))
+    draft, settings = LookupOrDraft(LookupDraft(40), short), Settings(Law(0.0), 30, 3)
+    for prompt in ([1, 2, 3] * 8, [1, 2, 3] * 3):  # beyond it from the start, and in the middle
+        answer = generate_ids(target, draft, prompt, settings)
+        assert answer.token_ids == generate_ids(target, None, prompt, settings).token_ids
+        assert answer.tally.drafted > 0
+
+
+@pytest.mark.parametrize("name", ["lookup+", "lookup+lookup", "lookup+lookup+x"])
+def test_a_name_that_is_none_is_refused(tiny_target, name):
+    with pytest.raises(UserError, match="a trained draft"):
+        load_draft(load_model(str(tiny_target)), name)
 
 
 def test_it_is_named_like_a_draft_from_the_command_line(tiny_target, tiny_draft):
@@ -176,7 +207,10 @@ def test_reports_have_a_row_for_each_and_lookup_is_measured_as_a_draft_too(
     from eval.measure import measure
 
     report, folder, draft = measured
-    assert [point.draft for point in report.lookups] == ["lookup", "lookup+draft"]
+    assert [point.draft for point in report.lookups] == ["lookup", "lookup+draft", "draft"]
+    own = report.lookups[-1]
+    some = report.prompts[: own.prompts]
+    assert own.tau == pytest.approx(sum(p.emitted for p in some) / sum(p.rounds for p in some))
     page = (folder / "report.md").read_text()
     assert "## Drafts without training" in page
     assert [(point.batch, point.prompts) for point in report.batches] == [(1, 5), (3, 6)]
@@ -195,4 +229,5 @@ def test_reports_have_a_row_for_each_and_lookup_is_measured_as_a_draft_too(
     assert alone.lookups == []
     both = measure(settings_for(tiny_target, f"lookup+{draft}", suite=short_suite), tmp_path / "both")
     assert both.verdict.lossless
-    assert [point.draft for point in both.lookups] == ["lookup"]
+    assert [point.draft for point in both.lookups] == ["lookup", f"lookup+{draft}"]
+    assert both.training_overlap is None

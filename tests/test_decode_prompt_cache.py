@@ -1,11 +1,14 @@
 """What prompts have in common is read once, and the output does not know of it."""
 
+from time import perf_counter
+
 import pytest
 import torch
 from conftest import make_llama
 from transformers import MistralConfig, MistralForCausalLM
 
 import decode
+from configs.errors import UserError
 from decode.drafts.eagle3 import Eagle3Draft
 from decode.drafts.lm import LMDraft
 from decode.drafts.lookup import LookupDraft, LookupOrDraft
@@ -13,6 +16,7 @@ from decode.generation import Settings, generate_ids
 from decode.laws import Law
 from decode.models import load_model
 from decode.prompt_cache import SHORTEST, PromptCache
+from decode.stops import Stops
 from distill.build import build_eagle3_draft, build_lm_draft
 
 V = 90
@@ -84,6 +88,59 @@ def test_another_draft_shares_the_targets_part_and_begins_its_own(target):
         answer = generate_ids(target, some[kind], [*HEADER, 9], settings, cache=cache)
         assert facts(answer) == facts(generate_ids(target, some[kind], [*HEADER, 9], settings))
     assert cache.reused_tokens == 12 * 3, "a feature draft needs the target's hidden states too, once"
+
+
+def test_another_target_gets_nothing_of_the_first_ones(target):
+    other, cache, settings = make_llama(V, layers=3, seed=6), PromptCache(), Settings(Law(0.0), 12, 3)
+    for model in (target, other, target):
+        answer = generate_ids(model, None, [*HEADER, 9], settings, cache=cache)
+        assert facts(answer) == facts(generate_ids(model, None, [*HEADER, 9], settings))
+    assert cache.reused_tokens == 12
+
+
+def test_a_draft_that_cannot_go_back_reads_anew(target):
+    config = MistralConfig(
+        vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, sliding_window=8, head_dim=8,
+    )  # fmt: skip
+    draft, cache, settings = LMDraft(MistralForCausalLM(config).eval()), PromptCache(), Settings(Law(0.0), 12, 3)
+    for prompt in ([*HEADER, 1, 2, 3], [*HEADER, 4], HEADER):
+        answer = generate_ids(target, draft, prompt, settings, cache=cache)
+        assert facts(answer) == facts(generate_ids(target, draft, prompt, settings))
+    assert cache.reused_tokens == 23
+
+
+def test_what_the_draft_reads_is_part_of_prefill_with_and_without_a_cache(target):
+    read: list[int] = []
+    draft = drafts(target)["lm"]
+    draft.model.register_forward_pre_hook(
+        lambda _, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    cache, settings = PromptCache(), Settings(Law(0.0), 1, 3)
+    for prompt in ([*HEADER, 1, 2], [*HEADER, 3, 4, 5]):
+        generate_ids(target, draft, prompt, settings, cache=cache)
+    assert read == [14, 3]
+
+
+def test_an_entry_that_the_draft_has_read_goes_before_one_of_the_target_alone_and_copies_do_not_pile_up(target):
+    draft, cache, settings = drafts(target)["lm"], PromptCache(size=4), Settings(Law(0.0), 4, 2)
+    for arm in (None, draft, draft, None, draft):
+        generate_ids(target, arm, [*HEADER, 9], settings, cache=cache)
+    assert len(cache.entries) == 2
+    found = cache.find([*HEADER, 9], target, draft, perf_counter)
+    assert found.draft_state is not None
+    with pytest.raises(UserError, match="expected 1 or more"):
+        PromptCache(size=0)
+
+
+def test_answers_that_ended_in_the_middle_of_a_block_are_kept_up_to_their_end(target):
+    draft, settings = drafts(target)["lm"], Settings(Law(1.0), 30, 4, seed=2, stops=Stops(tuple(range(0, V, 7))))
+    cache, text = PromptCache(), list(HEADER)
+    for _ in range(6):
+        answer = generate_ids(target, draft, text, settings, cache=cache)
+        assert facts(answer) == facts(generate_ids(target, draft, text, settings))
+        text += [*answer.token_ids, 50]
+    assert cache.hit_rate > 0.4
 
 
 def test_a_cache_that_forgets_is_not_kept():

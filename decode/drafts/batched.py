@@ -42,22 +42,30 @@ class BatchedDraft(Protocol):
 
 
 def follow(draft: Draft[Any], texts: Sequence[Tensor], hidden: Sequence[Tensor | None], clock: Clock) -> BatchedDraft:
-    """Begin to follow the committed `texts` [1, L_i], of which all but the last token have `hidden`."""
+    """Begin to follow the committed `texts` [1, L_i], of which all but the last token have `hidden`.
+
+    A text that the draft's context cannot hold is not read, and nothing must be asked for it.
+    """
+    fits = [text.shape[1] <= draft.context_tokens for text in texts]
     if isinstance(draft, LMDraft):
-        return _LM(draft, texts, clock)
+        return _LM(draft, texts, fits, clock)
     if isinstance(draft, Eagle3Draft):
-        return _Eagle3(draft, texts, hidden, clock)
-    return _OneByOne(draft, texts, hidden, clock)
+        return _Eagle3(draft, texts, hidden, fits, clock)
+    return _OneByOne(draft, texts, hidden, fits, clock)
 
 
 class _OneByOne:
     """A draft whose steps cost next to nothing, or that nobody has taught to read in batches."""
 
     def __init__(
-        self, draft: Draft[Any], texts: Sequence[Tensor], hidden: Sequence[Tensor | None], clock: Clock
-    ) -> None:
+        self, draft: Draft[Any], texts: Sequence[Tensor], hidden: Sequence[Tensor | None], fits: Sequence[bool],
+        clock: Clock,
+    ) -> None:  # fmt: skip
         self._draft = draft
-        self._states = [draft.start(text, states, clock) for text, states in zip(texts, hidden, strict=True)]
+        self._states = [
+            draft.start(text, states, clock) if so else None
+            for text, states, so in zip(texts, hidden, fits, strict=True)
+        ]
         self._lengths = [text.shape[1] for text in texts]
 
     def propose(self, texts: Sequence[Tensor], asked: Sequence[Asked]) -> list[Proposal]:
@@ -68,7 +76,8 @@ class _OneByOne:
 
     def commit(self, texts: Sequence[Tensor], hidden: Sequence[Tensor | None]) -> None:
         for i, (text, states) in enumerate(zip(texts, hidden, strict=True)):
-            self._draft.commit(self._states[i], text[:, self._lengths[i] :], states)
+            if self._states[i] is not None:
+                self._draft.commit(self._states[i], text[:, self._lengths[i] :], states)
             self._lengths[i] = text.shape[1]
 
     def select(self, rows: Tensor) -> None:
@@ -79,9 +88,9 @@ class _OneByOne:
 class _LM:
     """A causal LM of its own: its cache holds the texts as the target's does."""
 
-    def __init__(self, draft: LMDraft, texts: Sequence[Tensor], clock: Clock) -> None:
+    def __init__(self, draft: LMDraft, texts: Sequence[Tensor], fits: Sequence[bool], clock: Clock) -> None:
         self._draft, self._reader = draft, BatchReader(draft.model, len(texts), clock)
-        unread = [text[0, :-1].tolist() for text in texts]
+        unread = [text[0, :-1].tolist() if so else [] for text, so in zip(texts, fits, strict=True)]
         if any(unread):
             self._reader.read(*right_aligned(unread, texts[0].device), keep=1)
 
@@ -112,10 +121,13 @@ class _Eagle3:
     """A feature draft: keys of the entries that have true features, and those of a chain for the length of a round."""
 
     def __init__(
-        self, draft: Eagle3Draft, texts: Sequence[Tensor], hidden: Sequence[Tensor | None], clock: Clock
-    ) -> None:
-        self._draft, self._clock = draft, clock
-        self._unread = [states[0] for states in hidden if states is not None]
+        self, draft: Eagle3Draft, texts: Sequence[Tensor], hidden: Sequence[Tensor | None], fits: Sequence[bool],
+        clock: Clock,
+    ) -> None:  # fmt: skip
+        self._draft, self._clock, self._fits = draft, clock, list(fits)
+        self._unread = [
+            states[0] if so else states[0, :0] for states, so in zip(hidden, fits, strict=True) if states is not None
+        ]
         self._past: Any = None
         self._held = torch.zeros(len(texts), 0, dtype=torch.bool, device=texts[0].device)
         self._last: Any = None
@@ -146,17 +158,21 @@ class _Eagle3:
 
     def commit(self, texts: Sequence[Tensor], hidden: Sequence[Tensor | None]) -> None:
         self._unread = [
-            torch.cat([before, states[0]]) for before, states in zip(self._unread, hidden, strict=True)
+            torch.cat([before, states[0]]) if so else before
+            for before, states, so in zip(self._unread, hidden, self._fits, strict=True)
             if states is not None
-        ]  # fmt: skip
+        ]
 
     def select(self, rows: Tensor) -> None:
         self._unread = [self._unread[i] for i in rows.tolist()]
+        self._fits = [self._fits[i] for i in rows.tolist()]
+        if self._past is None:
+            return  # no text fits
         self._past = tuple(part[rows] for part in self._past)
         self._held, self._last = self._held[rows], self._last[rows]
 
     def _read_committed(self, texts: Sequence[Tensor]) -> None:
-        """Read the committed tokens that are new: every text has some, or none has."""
+        """Read the committed tokens that are new: every text that fits has some, or none has."""
         model, counts = self._draft.model, [len(states) for states in self._unread]
         if not max(counts):
             return

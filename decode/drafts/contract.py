@@ -69,9 +69,13 @@ class Draft(Protocol[State]):
         """The same draft with its forwards compiled by `compile_model`, where that helps."""
         ...
 
-    def rewound(self, state: State, length: int) -> State:
-        """`state` as it was when the committed text had its first `length` >= 1 tokens; more is committed before the
-        next proposal."""
+    def resume(
+        self, state: State, text: Tensor, hidden: Tensor | None, length: int, clock: Clock = ...
+    ) -> State | None:
+        """As `start`, from a `state` of a text with the same first `length` >= 1 tokens, which stays as it is.
+
+        Only what is new is read. None where the state cannot go back that far.
+        """
         ...
 
     def commit(self, state: State, ids: Tensor, hidden: Tensor | None) -> None:

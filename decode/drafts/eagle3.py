@@ -83,16 +83,17 @@ class Eagle3Draft:
             laws.append(q)
         return Proposal(text[:, -num_tokens:], torch.cat(laws, dim=1), forward_s)
 
-    def rewound(self, state: Eagle3State, length: int) -> Eagle3State:
+    def resume(
+        self, state: Eagle3State, text: Tensor, hidden: Tensor | None, length: int, clock: Clock = perf_counter
+    ) -> Eagle3State:
+        assert hidden is not None
         assert state.past is not None
-        read = state.past[0].shape[2]
-        # An entry holds a token's true features and the next one's embedding: those before the last token are there.
-        kept = min(read, length - 1)
+        # An entry holds a token's features and the next one's embedding: the last common token's is another.
         keys, values = state.past
-        state.past, state.last = (keys[:, :, :kept], values[:, :, :kept]), None
-        state.unread = state.unread[:, : length - 1 - kept]
-        state.text = state.text[:, :length]
-        return state
+        kept = min(keys.shape[2], length - 1)
+        again = Eagle3State(text, hidden[:, kept:], clock, (keys[:, :, :kept], values[:, :, :kept]))
+        self._read_committed(again)
+        return again
 
     def commit(self, state: Eagle3State, ids: Tensor, hidden: Tensor | None) -> None:
         assert hidden is not None

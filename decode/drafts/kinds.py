@@ -38,6 +38,8 @@ def load_draft(target: Loaded, text: str, dtype: str = "auto", device: str = "au
     """
     if looks_up(text):
         lookup, beside = LookupDraft(int(target.model.config.vocab_size)), trained_part(text)
+        if text.endswith("+") or (beside and looks_up(beside)):
+            raise UserError(f"{text}: expected {LOOKUP}, or {LOOKUP}+ and a trained draft")
         return LookupOrDraft(lookup, load_draft(target, beside, dtype, device)) if beside else lookup
     config = read_model_config(text)
     if is_feature_draft(config):

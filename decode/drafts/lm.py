@@ -87,10 +87,15 @@ class LMDraft:
     def replayed(self, text: Tensor, hidden: Tensor | None, places: Tensor, steps: int) -> Iterator[Tensor]:
         yield self.align(uncompiled(self.model)(input_ids=text[:, : int(places[-1]) + 1], logits_to_keep=places).logits)
 
-    def rewound(self, state: LMState, length: int) -> LMState:
-        state.reader.rewind(min(state.reader.length, length - 1))
-        state.text = state.text[:, :length]
-        return state
+    def resume(
+        self, state: LMState, text: Tensor, hidden: Tensor | None, length: int, clock: Clock = perf_counter
+    ) -> LMState | None:
+        if not state.reader.keeps_everything:
+            return None
+        reader = state.reader.beginning(min(length, text.shape[1] - 1), clock)
+        if reader.length < text.shape[1] - 1:
+            reader.read(text[:, reader.length : -1], keep=0)
+        return LMState(reader, text)
 
     def commit(self, state: LMState, ids: Tensor, hidden: Tensor | None = None) -> None:
         # Drafted tokens that were accepted have been read already, all but the last one.

@@ -18,6 +18,7 @@ from decode.laws import Law
 
 LONGEST, SHORTEST = 8, 2  # tokens of a match
 ENDLESS = 1 << 30  # context of a draft that reads nothing
+CERTAIN = 1e4  # a logit beside zeros; a ban on its token leaves the others
 
 
 @dataclass
@@ -93,10 +94,10 @@ class LookupDraft:
         drafted = torch.tensor([tokens], dtype=torch.long, device=state.device)
         return Proposal(drafted, nn.functional.one_hot(drafted, self.rows).to(torch.float32), forward_s=0.0)
 
-    def rewound(self, state: LookupState, length: int) -> LookupState:
-        matches = Matches()
-        matches.append(state.matches.text[:length])
-        return LookupState(matches, state.device)
+    def resume(
+        self, state: LookupState, text: Tensor, hidden: Tensor | None, length: int, clock: Clock = perf_counter
+    ) -> LookupState:
+        return self.start(text)
 
     def commit(self, state: LookupState, ids: Tensor, hidden: Tensor | None = None) -> None:
         state.matches.append(ids[0].tolist())
@@ -113,22 +114,34 @@ class LookupDraft:
             for row, place in enumerate(places.tolist()):
                 chain = chains[place - step] if place >= step else []
                 if chain:
-                    logits[0, row] = -torch.inf
-                    logits[0, row, chain[step]] = 0.0
+                    logits[0, row, chain[step]] = CERTAIN
             yield logits
 
 
 @dataclass
 class Record:
-    """Of one source of proposals: how often its j-th token was reached and accepted, over all j."""
+    """Of one source of proposals: how often its j-th token was reached and accepted, over all j.
+
+    One that was passed over `patience` times is tried again, and then after twice as many.
+    """
 
     reached: float = 2.0
     accepted: float = 1.0
+    idle: int = 0
+    patience: int = 16
 
     def expected(self, tokens: int) -> float:
         """Accepted tokens to be expected of `tokens` proposed ones: a + a² + ..."""
         a = self.accepted / self.reached
         return sum(a**j for j in range(1, tokens + 1))
+
+    def is_due(self) -> bool:
+        """Take note of having been passed over; whether it is to be tried all the same."""
+        self.idle += 1
+        if self.idle < self.patience:
+            return False
+        self.idle, self.patience = 0, 2 * self.patience
+        return True
 
     def learn(self, proposed: list[int], kept: list[int]) -> None:
         """`kept` are the tokens that the round emitted."""
@@ -140,7 +153,10 @@ class Record:
 
 @dataclass
 class PairedState:
-    """Both sources, the records of each kind of match and of the draft, and which of them proposed last."""
+    """Both sources, the records of each kind of match and of the draft (0), and which of them proposed last.
+
+    `draft` is None once the text has outgrown what the draft can follow.
+    """
 
     lookup: LookupState
     draft: Any
@@ -149,7 +165,7 @@ class PairedState:
 
     def clone(self) -> "PairedState":
         records = {length: replace(record) for length, record in self.records.items()}
-        return PairedState(self.lookup.clone(), self.draft.clone(), records, self.proposed)
+        return PairedState(self.lookup.clone(), self.draft and self.draft.clone(), records, self.proposed)
 
 
 class LookupOrDraft:
@@ -158,10 +174,11 @@ class LookupOrDraft:
     Which one proposes depends on finished rounds alone, so the output keeps its law.
     """
 
+    context_tokens = ENDLESS
+
     def __init__(self, lookup: LookupDraft, draft: Draft[Any]) -> None:
         self.lookup, self.draft = lookup, draft
-        self.model, self.taps = draft.model, draft.taps
-        self.context_tokens, self.temperatures = draft.context_tokens, draft.temperatures
+        self.model, self.taps, self.temperatures = draft.model, draft.taps, draft.temperatures
 
     def in_float32(self) -> "LookupOrDraft":
         return LookupOrDraft(self.lookup, self.draft.in_float32())
@@ -170,29 +187,40 @@ class LookupOrDraft:
         return LookupOrDraft(self.lookup, self.draft.compiled(compile_model))
 
     def start(self, text: Tensor, hidden: Tensor | None = None, clock: Clock = perf_counter) -> PairedState:
-        return PairedState(self.lookup.start(text), self.draft.start(text, hidden, clock))
+        fits = text.shape[1] <= self.draft.context_tokens
+        return PairedState(self.lookup.start(text), self.draft.start(text, hidden, clock) if fits else None)
+
+    def resume(
+        self, state: PairedState, text: Tensor, hidden: Tensor | None, length: int, clock: Clock = perf_counter
+    ) -> PairedState | None:
+        fits = state.draft is not None and text.shape[1] <= self.draft.context_tokens
+        draft = self.draft.resume(state.draft, text, hidden, length, clock) if fits else None
+        return PairedState(self.lookup.start(text), draft) if draft is not None else None
 
     def propose(self, state: PairedState, num_tokens: int, law: Law, draws: Draws) -> Proposal:
         length, _ = state.lookup.matches.longest()
-        draft, match = state.records.get(0, Record()), state.records.get(length, Record())
-        looks_up = length > 0 and match.expected(num_tokens) >= draft.expected(num_tokens)
+        room = self.draft.context_tokens + 1 - len(state.lookup.matches.text)
+        if room < 1:
+            state.draft = None
+        draft, match = (state.records.setdefault(source, Record()) for source in (0, length))
+        drafts = state.draft is not None
+        if drafts and length:
+            drafts = match.expected(num_tokens) < draft.expected(min(num_tokens, room)) and not match.is_due()
         proposal: Proposal = (
-            self.lookup.propose(state.lookup, num_tokens, law, draws)
-            if looks_up
-            else self.draft.propose(state.draft, num_tokens, law, draws)
+            self.draft.propose(state.draft, min(num_tokens, room), law, draws)
+            if drafts
+            else self.lookup.propose(state.lookup, num_tokens, law, draws)
         )
-        state.proposed = (length if looks_up else 0), proposal.tokens[0].tolist()
+        state.proposed = (0 if drafts else length), proposal.tokens[0].tolist()
         return proposal
-
-    def rewound(self, state: PairedState, length: int) -> PairedState:
-        return PairedState(self.lookup.rewound(state.lookup, length), self.draft.rewound(state.draft, length))
 
     def commit(self, state: PairedState, ids: Tensor, hidden: Tensor | None = None) -> None:
         source, tokens = state.proposed
         state.records.setdefault(source, Record()).learn(tokens, ids[0].tolist())
         state.proposed = 0, []
         self.lookup.commit(state.lookup, ids)
-        self.draft.commit(state.draft, ids, hidden)
+        if state.draft is not None:
+            self.draft.commit(state.draft, ids, hidden)
 
     def replayed(self, text: Tensor, hidden: Tensor | None, places: Tensor, steps: int) -> Iterator[Tensor]:
         """The draft's own: which of the two proposes is known only while decoding."""
