@@ -92,8 +92,10 @@ def arguments() -> argparse.Namespace:
         options.lm = OUT / "lm/draft"
         settings = [
             f"target={TARGET}", f"data.answers={demo / 'data/answers.jsonl'}", "data.temperature=0",
-            f"output={OUT / 'lm'}", "draft.vocabulary=8192", "train.steps=80",
-            "train.optim.learning_rate=1e-3", "teacher_dtype=bfloat16",
+            f"cache.folder={demo / 'data/cache'}", "cache.taps=[2,15,29]", "teacher_dtype=bfloat16",
+            f"output={OUT / 'lm'}", "draft.vocabulary=8192", "train.steps=120", "train.batch_rows=8",
+            "train.micro_rows=8", "train.measure_every=60", "train.mixed_precision=bf16",
+            "train.optim.learning_rate=1e-3",
         ]  # fmt: skip
         subprocess.run([sys.executable, "-m", "distill", *settings], check=True, cwd=ROOT)
     return options
