@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 TARGET := models/smollm2-135m-instruct
 
-.PHONY: setup demo test test-slow soak engine-check check format clean
+.PHONY: setup demo test test-slow test-quantise soak engine-check check format clean
 
 setup: .venv/.ready $(TARGET)/PROVENANCE.json  ## .venv with everything in it, and the default target
 
@@ -13,7 +13,7 @@ setup: .venv/.ready $(TARGET)/PROVENANCE.json  ## .venv with everything in it, a
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[deepspeed,endpoint,quantise,tensorboard,trackio,wandb,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[deepspeed,endpoint,tensorboard,trackio,wandb,dev]"
 	touch $@
 
 $(TARGET)/PROVENANCE.json: | .venv/.ready
@@ -32,6 +32,10 @@ check: .venv/.ready  ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+test-quantise: setup  ## quantised models: torchao is there for the length of these tests, since it slows every import
+	$(BIN)/python -m pip install --quiet "torchao>=0.18"
+	$(BIN)/python -m pytest tests/test_decode_quantise.py; found=$$?; $(BIN)/python -m pip uninstall --quiet --yes torchao; exit $$found
 
 soak: .venv/.ready  ## kill data, cache and training at random moments; nothing may be lost
 	$(BIN)/python scripts/soak.py
