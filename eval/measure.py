@@ -25,7 +25,7 @@ from decode.kv import Reader
 from decode.length import Costs, read_costs
 from decode.models import Loaded, load_model
 from eval.assembly import Measured, assemble
-from eval.batches import check_batches, sweep_batches
+from eval.batch_sweep import check_batches, sweep_batches
 from eval.certificate import certify, divergences
 from eval.contexts import check_contexts, sweep_contexts
 from eval.eval_options import EvalOptions
