@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from configs.errors import UserError
-from decode.trust import PICKLE, find_file, is_trusted
+from decode.trust import PICKLE, find_file, is_trusted, pickle_advice
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -45,10 +45,7 @@ def merge_adapter(model: Any, location: str, dtype: torch.dtype, **arguments: An
     from peft import PeftModel
 
     if find_file(location, ADAPTER_WEIGHTS, **arguments) is None and not is_trusted(PICKLE):
-        raise UserError(
-            f"{location}: no {ADAPTER_WEIGHTS}; pickled weights may run any code: if you trust their author, say "
-            f"`draftsmith --allow-pickle ...` ({PICKLE}=1)"
-        )
+        raise UserError(f"{location}: no {ADAPTER_WEIGHTS}; if its weights are pickled{pickle_advice()}")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")  # peft goes on without them

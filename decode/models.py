@@ -139,8 +139,8 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
     except UserError:
         raise
     except UNLOADABLE as error:
-        said = f"{first_line(error)}){refusal_advice(error)}"
-        raise UserError(f"{text}: cannot be loaded as a causal language model ({said}") from error
+        what = f"{text}: cannot be loaded as a causal language model ({first_line(error)})"
+        raise UserError(what + refusal_advice(error)) from error
     if reference.gguf:
         _forget_quantization(model)
     model = model.to(named_device(device)).eval().requires_grad_(False)
@@ -213,8 +213,8 @@ def read_model_config(text: str) -> Any:
         known = speculators_config(find_file(reference.location, "config.json", **reference.arguments()), text)
         if known:
             return known
-        said = f"{first_line(error)}){refusal_advice(error)}"
-        raise UserError(f"{text}: no model config could be read ({said}") from error
+        what = f"{text}: no model config could be read ({first_line(error)})"
+        raise UserError(what + refusal_advice(error)) from error
     if not hasattr(config, "max_position_embeddings"):
         raise UserError(f"{text}: its config gives no context length (max_position_embeddings), as attention models do")
     return config

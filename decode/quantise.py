@@ -22,7 +22,7 @@ def quantise(model: Any, precision: Precision) -> None:
     try:
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
     except ImportError:
-        raise UserError(f"{precision}: needs torchao; pip install 'draftsmith[quantise]', or torchao alone") from None
+        raise UserError(f"{precision}: needs torchao: pip install torchao") from None
     config = Int8WeightOnlyConfig() if precision == "int8" else Int4WeightOnlyConfig()
     try:
         quantize_(model, config)
@@ -45,7 +45,7 @@ def in_float32(model: Any) -> Any:
     twin = copy.deepcopy(uncompiled(model))
     for module in twin.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
-            if hasattr(weight, "dequantize") and is_packed(weight):
+            if is_packed(weight):
                 plain = nn.Parameter(weight.dequantize().float(), requires_grad=False)
                 setattr(module, name, plain)
     return twin.float()

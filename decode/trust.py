@@ -17,6 +17,7 @@ REMOTE_CODE, PICKLE = "DRAFTSMITH_TRUST_REMOTE_CODE", "DRAFTSMITH_ALLOW_PICKLE"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 INDICES = (INDEX, PICKLED[1])
+PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib"}
 
 
 def trust(remote_code: bool, pickle: bool) -> None:
@@ -49,7 +50,7 @@ def check_files(name: str, location: str, **arguments: Any) -> None:
     folder = Path(location)
     whole = any((folder / file).is_file() for file in (INDEX, WEIGHTS))
     if folder.is_dir() and not whole and not is_trusted(PICKLE) and any((folder / file).is_file() for file in PICKLED):
-        raise UserError(f"{name}: its weights are pickled{_pickle_advice()}")
+        raise UserError(f"{name}: its weights are pickled{pickle_advice()}")
 
 
 def _shards(name: str, index: str) -> set[str]:
@@ -87,9 +88,10 @@ def refusal_advice(error: Exception) -> str:
     if "trust_remote_code" in said:
         how = f"`draftsmith --trust-remote-code ...` ({REMOTE_CODE}=1)"
         return f"; it brings Python code of its own: if you trust its author, say {how}"
-    return f"; if its weights are pickled{_pickle_advice()}" if "safetensors" in said and "no file" in said else ""
+    return f"; if its weights are pickled{pickle_advice()}" if "safetensors" in said and "no file" in said else ""
 
 
-def _pickle_advice() -> str:
+def pickle_advice() -> str:
+    """What to say after naming pickled weights."""
     how = f"`draftsmith --allow-pickle ...` ({PICKLE}=1)"
     return f", loading them may run any code: ask for safetensors, or, if you trust their author, say {how}"

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import chain, cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,7 +39,7 @@ def sweep_contexts(
             f"({COPIES} times {1024 * per_thousand:.1f} MiB per 1,000 tokens)",
             file=sys.stderr,
         )
-        text = [token for _, token in zip(range(length), (t for ids in cycle(prompts) for t in ids), strict=False)]
+        text = list(islice(chain.from_iterable(cycle(prompts)), length))
         points.append(_point(target, draft, text, settings, per_thousand))
         append_record(unfinished, points[-1].model_dump(mode="json"))
     return points

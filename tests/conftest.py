@@ -147,3 +147,21 @@ def measured(tiny_target, tiny_draft, short_suite, tmp_path_factory):
     trained_on.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     settings = settings_for(tiny_target, draft, suite=short_suite, training_data=trained_on, **SWEEPS)
     return measure(settings, out), out, draft
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A Hub on loopback that this process, and those it starts, take for the real one."""
+    import huggingface_hub
+    from localhub import TOKEN, LocalHub
+
+    with LocalHub(tmp_path / "hub", token=TOKEN) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        # huggingface_hub read these from the environment when it was imported; it is too late to set it.
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_TELEMETRY", True)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.setattr("train.publish.access.FIRST_WAIT_S", 0.0)
+        yield server

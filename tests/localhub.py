@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 NO_COMMIT = "0" * 40
+TOKEN = "hf_a-secret-of-the-tests"
 
 
 @dataclass(frozen=True)

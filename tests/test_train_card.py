@@ -217,7 +217,10 @@ def test_serve_commands_name_the_engine_that_a_folder_was_exported_for_or_the_ex
     assert "--speculative-algorithm EAGLE3" in text
     assert '"num_speculative_tokens": 4' in text
     served = card(draft_files(tmp_path / "b", kind="eagle3", export={"engine": "vllm"}), repo_id="me/d").text
-    assert 'vllm serve acme/target-135m --speculative-config \'{"method": "eagle3", "model": "me/d"' in served
+    assert (
+        'vllm serve acme/target-135m --revision abc123 --speculative-config \'{"method": "eagle3", "model": "me/d"'
+        in served
+    )
     assert "sglang" not in served
     assert "eagle3" in card(tmp_path / "b").data.tags
 

@@ -6,14 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 import torch
 import typer
-from localhub import LocalHub
+from localhub import TOKEN, LocalHub
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -26,7 +25,6 @@ from train.publish.hub import push
 from train.publish.verb_push import push as push_verb
 
 REPO = "acme/tiny-draft"
-TOKEN = "hf_a-secret-of-the-tests"
 PUSHED = {
     "README.md",
     "config.json",
@@ -72,20 +70,6 @@ def saved_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def draft(saved_draft: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved_draft, tmp_path / "draft"))
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
-    with LocalHub(tmp_path / "hub", token=TOKEN) as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        # huggingface_hub read these from the environment when it was imported; it is too late to set it.
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_TELEMETRY", True)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr("train.publish.access.FIRST_WAIT_S", 0.0)
-        yield server
 
 
 def contents(folder: Path) -> dict[str, bytes]:

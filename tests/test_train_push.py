@@ -7,11 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
 from jobs import ROOT, environment, run_here
-from localhub import LocalHub
+from localhub import TOKEN
 
 from configs.errors import UserError
 from decode.models import load_model
@@ -19,20 +18,7 @@ from distill.build import build_eagle3_draft, save_draft
 from train.publish import access
 from train.publish.hub import push
 
-TOKEN = "hf_a-secret-of-the-tests"
 REPO = "acme/a-draft"
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    with LocalHub(tmp_path / "hub", token=TOKEN) as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_TELEMETRY", True)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(access, "FIRST_WAIT_S", 0.0)
-        yield server
 
 
 @pytest.fixture
@@ -49,7 +35,7 @@ def feature_draft(tiny_target, tmp_path_factory) -> Path:
     return folder
 
 
-def calls(hub: LocalHub, part: str) -> list[str]:
+def calls(hub, part: str) -> list[str]:
     return [call for call in hub.calls if part in call]
 
 

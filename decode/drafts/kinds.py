@@ -65,31 +65,46 @@ def draft_revision(text: str) -> str:
 
 
 def _load_eagle3(target: Loaded, text: str, config: Any, dtype: str, device: str) -> Eagle3Draft:
-    complete_config(config, text)
-    name, width = target.model.config.model_type, target.model.config.hidden_size
-    if getattr(config, "target_hidden_size", None) != width or config.vocab_size != target.model.config.vocab_size:
-        raise UserError(
-            f"{text}: reads hidden states of width {getattr(config, 'target_hidden_size', None)} and "
-            f"{config.vocab_size} ids; {target.name} ({name}) has {width} and {target.model.config.vocab_size}: "
-            "use a draft made for this target"
-        )
-    if max(getattr(config, TAPS)) > target.model.config.num_hidden_layers:
-        raise UserError(f"{text}: reads hidden states {getattr(config, TAPS)}, which {target.name} does not have")
     wanted = target.model.dtype if dtype == "auto" else cast(torch.dtype, named_dtype(dtype))
+    model = load_feature_weights(text, config, wanted, target)
+    model.generation_config = target.model.generation_config or GenerationConfig()
+    model = model.to(named_device(device), wanted).eval().requires_grad_(False)
+    check_pair(target, Loaded(model, load_tokenizer(text), text, "", model.dtype))
+    return Eagle3Draft(model, target.model.get_input_embeddings())
+
+
+def load_feature_weights(text: str, config: Any, dtype: torch.dtype, target: Loaded | None) -> LlamaForCausalLMEagle3:
+    """The module of a feature draft with its weights, its config completed and its map checked.
+
+    Raises UserError for one that is computed in another way than ours, that is not whole, or that was made for another
+    target than `target` (None: any).
+    """
+    complete_config(config, text)
+    if target is not None:
+        _check_features(text, config, target)
     try:
-        model = with_weights(LlamaForCausalLMEagle3(config), text, wanted)
+        model = with_weights(LlamaForCausalLMEagle3(config), text, dtype)
     except UserError:
         raise
     except UNLOADABLE as error:
         raise UserError(f"{text}: cannot be loaded as a feature draft ({first_line(error)})") from error
     fault = model.map_fault()
     if fault:
-        raise UserError(f"{text}: its vocabulary map is broken: {fault}")
+        raise UserError(f"{text}: its vocabulary map is broken: {fault}; train it again")
     check_map(model, text)
-    model.generation_config = target.model.generation_config or GenerationConfig()
-    model = model.to(named_device(device), wanted).eval().requires_grad_(False)
-    check_pair(target, Loaded(model, load_tokenizer(text), text, "", model.dtype))
-    return Eagle3Draft(model, target.model.get_input_embeddings())
+    return cast(LlamaForCausalLMEagle3, model)
+
+
+def _check_features(text: str, config: Any, target: Loaded) -> None:
+    name, width = target.model.config.model_type, target.model.config.hidden_size
+    if config.target_hidden_size != width or config.vocab_size != target.model.config.vocab_size:
+        raise UserError(
+            f"{text}: reads hidden states of width {config.target_hidden_size} and "
+            f"{config.vocab_size} ids; {target.name} ({name}) has {width} and {target.model.config.vocab_size}: "
+            "use a draft made for this target"
+        )
+    if max(getattr(config, TAPS)) > target.model.config.num_hidden_layers:
+        raise UserError(f"{text}: reads hidden states {getattr(config, TAPS)}, which {target.name} does not have")
 
 
 def with_weights(model: Any, text: str, dtype: torch.dtype) -> Any:

@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard
 
 from configs.errors import UserError
 from configs.files import write_text
-from train.publish.card_metadata import hub_revision, hub_target, metadata, target_name
+from train.publish.card_metadata import hub_revision, hub_target, mapping, metadata, target_name
 from train.publish.card_usage import usage
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def _introduction(block: Mapping[str, Any], draft_name: str) -> str:
 
 
 def _verdict(report: Mapping[str, Any]) -> str:
-    verdict = _mapping(report, "verdict")
+    verdict = mapping(report, "verdict")
     if not verdict:
         return f"## Verdict\n\nAcceptance and speed-up: {NOT_MEASURED}."
     if verdict.get("lossless") is not True:
@@ -129,9 +129,9 @@ def _verdict(report: Mapping[str, Any]) -> str:
 
 
 def _how_measured(report: Mapping[str, Any]) -> str:
-    if not _mapping(report, "verdict"):
+    if not mapping(report, "verdict"):
         return ""
-    facts = [fact for name in ("settings", "latency", "provenance") for fact in _facts(_mapping(report, name))]
+    facts = [fact for name in ("settings", "latency", "provenance") for fact in _facts(mapping(report, name))]
     return (
         "## How it was measured\n\n"
         "Plain and speculative decoding ran over the same prompts; a speed-up is plain time ÷ speculative "
@@ -151,7 +151,7 @@ def _how_trained(training: Mapping[str, Any]) -> str:
 
 def _data(training: Mapping[str, Any]) -> str:
     """Whose words it learned from, and which of them counted: no more than the record of the answers says."""
-    data, made = _mapping(_mapping(training, "config"), "data"), _mapping(training, "answers")
+    data, made = mapping(mapping(training, "config"), "data"), mapping(training, "answers")
     if not data:
         return ""
     text = "The origin of the training text is not recorded. "
@@ -165,7 +165,7 @@ def _data(training: Mapping[str, Any]) -> str:
         text = f"Training text: the target's own answers, {sampled}, to {prompts}. "
     counted = "the last answer of a chat" if data.get("mask") == "last" else "every answer's tokens"
     counted = "all of the text" if data.get("text") else f"{counted}, nothing of a prompt"
-    rollouts = _mapping(_mapping(training, "config"), "on_policy").get("fraction")
+    rollouts = mapping(mapping(training, "config"), "on_policy").get("fraction")
     return f"{text}Supervised: {counted}. " + ("Part of it was rolled out while training. " if rollouts else "")
 
 
@@ -218,8 +218,3 @@ def _times(value: Any, interval: Any) -> str:
         return text
     bounds = [_number(bound) for bound in interval] if isinstance(interval, list) else []
     return f"{text}×" + (f" [{bounds[0]}, {bounds[1]}]" if len(bounds) == 2 and NOT_MEASURED not in bounds else "")
-
-
-def _mapping(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = tree.get(name)
-    return value if isinstance(value, dict) else {}

@@ -36,13 +36,13 @@ def metadata(block: Mapping[str, Any], report: Mapping[str, Any], draft_name: st
 
 
 def _results(report: Mapping[str, Any]) -> list[EvalResult]:
-    verdict, settings, where = (_mapping(report, name) for name in ("verdict", "settings", "provenance"))
+    verdict, settings, where = (mapping(report, name) for name in ("verdict", "settings", "provenance"))
     if verdict.get("lossless") is not True:
         return []
     names = ("num_draft_tokens", "temperature", "top_k", "top_p", "max_new_tokens", "verifier", "run_dtype", "threads")
     how = {name: settings[name] for name in names if settings.get(name) is not None}
     how |= {name: where[name] for name in ("device", "processor", "cores") if where.get(name) is not None}
-    how |= {f"{name}_version": version for name, version in _mapping(where, "versions").items() if version}
+    how |= {f"{name}_version": version for name, version in mapping(where, "versions").items() if version}
     suite = PureWindowsPath(str(settings.get("suite", "suite"))).name
     said = report.get("prompts")
     prompts = said if isinstance(said, list) else []
@@ -57,7 +57,8 @@ def _results(report: Mapping[str, Any]) -> list[EvalResult]:
     ]  # fmt: skip
 
 
-def _mapping(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def mapping(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A part of a JSON object that is one itself; empty where it is none."""
     value = tree.get(name)
     return value if isinstance(value, dict) else {}
 

@@ -14,26 +14,23 @@ from torch import Tensor, nn
 from configs.errors import UserError
 from configs.files import whole_folder, write_json, write_text, writing
 from decode.drafts.eagle3_model import LlamaForCausalLMEagle3
-from decode.drafts.feature_config import TAPS, complete_config
-from decode.drafts.head import SIZE, check_map, head_ids, is_feature_draft, map_fingerprint
-from decode.drafts.kinds import with_weights
+from decode.drafts.feature_config import TAPS
+from decode.drafts.head import SIZE, head_ids, is_feature_draft, map_fingerprint
+from decode.drafts.kinds import load_feature_weights
 from decode.models import (
-    UNLOADABLE,
     Loaded,
     check_pair,
     describe_model,
-    first_line,
     load_model,
     load_tokenizer,
     parse_reference,
     read_model_config,
 )  # fmt: skip
 from decode.trust import find_file, stays_inside
-from train.publish.card_usage import UNMEASURED_LENGTH
 from train.publish.engine_forms import BODY, flat_config, speculators_form
 from train.publish.fetch import is_at_hand
 from train.publish.parity import check_feature_export, check_plain_export, share_of_rows
-from train.publish.serve import serve_command
+from train.publish.serve import UNMEASURED_LENGTH, serve_command
 
 CARRIED = ("report.json", "training.json", "LICENSE")
 WRITTEN = {*BODY, SIZE, TAPS, "use_cache"}  # of config.json; the rest are defaults
@@ -78,7 +75,7 @@ def export(draft: str, out: Path, engine: str, target: str | None = None) -> Exp
     block |= {"kind": kind, "export": {"engine": engine}}
     block.setdefault("target", Path(name).name if Path(name).exists() else name.partition("@")[0])
     if kind == "eagle3":
-        ready = _feature_draft(draft, complete_config(config, draft), served, notes)
+        ready = _feature_draft(draft, config, served, notes)
     else:
         ready = _plain_draft(draft, block, served, gamma, notes)
     with writing(out, out.with_name(out.name + ".tmp")), whole_folder(out) as unfinished:
@@ -127,19 +124,9 @@ def _target(asked: str | None, block: Mapping[str, Any]) -> tuple[Loaded | None,
 
 
 def _feature_draft(draft: str, config: Any, target: Loaded | None, notes: list[str]) -> Ready:
-    try:
-        model = with_weights(LlamaForCausalLMEagle3(config), draft, torch.float32)
-    except UserError:
-        raise
-    except UNLOADABLE as error:
-        raise UserError(f"{draft}: cannot be loaded as a feature draft ({first_line(error)})") from error
-    fault = model.map_fault()
-    if fault:
-        raise UserError(f"{draft}: its vocabulary map is broken: {fault}; train it again")
-    check_map(model, draft)
+    model = load_feature_weights(draft, config, torch.float32, target)
     if target is None:
         return Ready(model, load_tokenizer(draft))
-    _check_features(draft, config, target)
     model.generation_config = target.model.generation_config
     try:
         tokenizer = load_tokenizer(draft)
@@ -150,19 +137,6 @@ def _feature_draft(draft: str, config: Any, target: Loaded | None, notes: list[s
         notes.append(f"context set to the target's: {target.context_tokens} tokens")
         config.max_position_embeddings = target.context_tokens
     return Ready(model, tokenizer)
-
-
-def _check_features(draft: str, config: Any, target: Loaded) -> None:
-    theirs = target.model.config
-    pairs = [
-        ("vocab_size", config.vocab_size, theirs.vocab_size),
-        ("hidden size", config.target_hidden_size, theirs.hidden_size),
-    ]
-    for what, ours, wanted in pairs:
-        if ours != wanted:
-            raise UserError(f"{draft}: made for a target of {what} {ours}, and {target.name} has {wanted}")
-    if max(getattr(config, TAPS)) > theirs.num_hidden_layers:
-        raise UserError(f"{draft}: reads hidden states {getattr(config, TAPS)}, which {target.name} does not have")
 
 
 def _check_pair(target: Loaded, draft: Loaded, notes: list[str]) -> None:

@@ -10,11 +10,9 @@ from safetensors import SafetensorError, safe_open
 
 from configs.files import without_local_paths
 from decode.adapters import ADAPTER_CONFIG
-from decode.trust import is_plain_name
+from decode.trust import INDEX, PICKLE_SUFFIXES, WEIGHTS, is_plain_name
 from train.publish.findings import DraftFolder, Finding, note
 
-PICKLED = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib"}
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 RETRAIN = "write the folder again, from its training run or with `draftsmith export`"
 
@@ -64,7 +62,7 @@ def file_checks(folder: DraftFolder) -> Iterator[Finding]:
 
 
 def _unsafe_files(names: list[str]) -> Iterator[Finding]:
-    pickled = [name for name in names if Path(name).suffix.lower() in PICKLED]
+    pickled = [name for name in names if Path(name).suffix.lower() in PICKLE_SUFFIXES]
     if pickled:
         yield Finding(
             f"pickled files: {', '.join(pickled)}", "Loading one runs whatever code it holds",

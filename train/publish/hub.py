@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from configs.errors import UserError
 from decode.adapters import ADAPTER_CONFIG
-from decode.trust import is_plain_name, stays_inside
+from decode.trust import INDEX, PICKLE_SUFFIXES, WEIGHTS, is_plain_name, stays_inside
 from train.publish.access import check_repo_id, hub_refusals, open_repository, retrying, usable_token
 from train.publish.card import draft_block, write_card
 
@@ -43,7 +43,6 @@ PUSHED = (
     "plots/*.svg",
     "plots/*.png",
 )
-PICKLED = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 COMMIT_MESSAGE = "Push a draft model with draftsmith"
 
 
@@ -100,7 +99,7 @@ def check_draft_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; expected a draft folder as a training run writes it")
     draft_block(folder)
-    pickled = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLED)
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLE_SUFFIXES)
     if pickled:
         raise UserError(
             f"{folder}: {', '.join(pickled)} may hold pickled code, which is never published; "
@@ -117,9 +116,9 @@ def check_draft_folder(folder: Path) -> None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if not index.is_file():
-        return [folder / "model.safetensors"]
+        return [folder / WEIGHTS]
     try:
         shards = sorted({str(shard) for shard in json.loads(index.read_text())["weight_map"].values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -14,7 +14,7 @@ from train.publish.file_checks import RETRAIN
 from train.publish.findings import DraftFolder, Finding, compare_tensors, note
 
 HEAD = "lm_head.weight"
-PREFIX = "Loaders fill what they miss with noise"
+NOISE = "Loaders fill what they miss with noise"
 
 
 def plain_checks(folder: DraftFolder) -> Iterator[Finding]:
@@ -59,7 +59,7 @@ def _loaded(folder: DraftFolder) -> Iterator[Finding]:
     missing = sorted(name for name in said["missing_keys"] if not (tied and name == HEAD))
     for what, keys in (("missing tensors", missing), ("tensors that nothing reads", sorted(said["unexpected_keys"]))):
         if keys:
-            yield Finding(f"{what}: {', '.join(map(str, keys[:6]))}", PREFIX, RETRAIN)
+            yield Finding(f"{what}: {', '.join(map(str, keys[:6]))}", NOISE, RETRAIN)
     for name, stored, wanted in said["mismatched_keys"]:
         what = f"{name} is {list(stored)}, and config.json makes it {list(wanted)}"
         yield Finding(what, "Weights and config are of two different drafts", RETRAIN)

@@ -4,9 +4,15 @@ import json
 import shlex
 from pathlib import Path
 
+UNMEASURED_LENGTH = 3  # γ where no report recommends one
 
-def serve_command(engine: str, kind: str, target: str, draft: str, gamma: int) -> str:
-    """What to run, at γ drafted tokens a round. For transformers it is Python. `target` may be a Hub id@revision."""
+
+def serve_command(engine: str, kind: str, target: str, draft: str, length: int | None) -> str:
+    """What to run, at `length` drafted tokens a round, or at what engines need where none was measured.
+
+    For transformers it is Python. `target` may be a Hub id@revision.
+    """
+    gamma = length or UNMEASURED_LENGTH
     name, _, revision = (target, "", "") if Path(target).exists() else target.partition("@")
     served, pinned = shlex.quote(name), f" --revision {shlex.quote(revision)}" if revision else ""
     if engine == "vllm":
@@ -21,13 +27,17 @@ def serve_command(engine: str, kind: str, target: str, draft: str, gamma: int) -
             f"--speculative-num-steps {gamma} --speculative-eagle-topk 1 --speculative-num-draft-tokens {gamma + 1}"
         )
     source = json.dumps(name) + (f", revision={json.dumps(revision)}" if revision else "")
-    return f"""\
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained({source})
-target = AutoModelForCausalLM.from_pretrained({source})
-draft = AutoModelForCausalLM.from_pretrained({json.dumps(draft)})
-draft.generation_config.num_assistant_tokens = {gamma}
-inputs = tokenizer("Why is the sky blue?", return_tensors="pt")
-output = target.generate(**inputs, assistant_model=draft, max_new_tokens=64)
-print(tokenizer.decode(output[0], skip_special_tokens=True))"""
+    measured = [f"draft.generation_config.num_assistant_tokens = {length}"] if length else []
+    return "\n".join(
+        [
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            f"tokenizer = AutoTokenizer.from_pretrained({source})",
+            f"target = AutoModelForCausalLM.from_pretrained({source})",
+            f"draft = AutoModelForCausalLM.from_pretrained({json.dumps(draft)})",
+            *measured,
+            'inputs = tokenizer("Why is the sky blue?", return_tensors="pt")',
+            "output = target.generate(**inputs, assistant_model=draft, max_new_tokens=64)",
+            "print(tokenizer.decode(output[0], skip_special_tokens=True))",
+        ]
+    )
