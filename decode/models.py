@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from configs.errors import UserError
 from decode.adapters import ADAPTER_CONFIG, adapter_base, merge_adapter
-from decode.chat import template_fingerprint
 from decode.drafts.feature_config import speculators_config
 from decode.drafts.head import SIZE, is_feature_draft, load_trimmed
 from decode.trust import check_files, code_arguments, find_file, refusal_advice, weight_arguments
@@ -225,46 +223,6 @@ def _base_if_missing(reference: Reference, file: str) -> str | None:
     if reference.gguf or find_file(reference.location, file, **reference.arguments()):
         return None
     return adapter_base(reference.location, **reference.arguments())
-
-
-def check_pair(target: Loaded, draft: Loaded) -> None:
-    """Refuse a draft whose ids do not mean what the target's ids mean.
-
-    Rows beyond the tokenizer (padding of the vocabulary) may differ in number; another end token, or another chat
-    template than the draft was trained with, is warned about.
-    Raises UserError naming the first id that differs, or the sizes when real tokens are missing.
-    """
-    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
-    if ours != theirs:
-        by_id = {i: token for token, i in theirs.items()}
-        differing = next(
-            (i for token, i in sorted(ours.items(), key=lambda item: item[1]) if by_id.get(i) != token), None
-        )
-        example = f"; first difference: id {differing}" if differing is not None else ""
-        raise UserError(
-            f"draft {draft.name} and target {target.name} have different tokenizers "
-            f"({len(theirs)} and {len(ours)} entries{example}); use a draft made for this target"
-        )
-    sizes = draft.model.config.vocab_size, target.model.config.vocab_size
-    if min(sizes) < len(ours):
-        raise UserError(
-            f"draft {draft.name} has {sizes[0]} vocabulary rows and target {target.name} {sizes[1]}, but their "
-            f"tokenizer has {len(ours)} entries: real tokens are missing; rebuild the draft from this target"
-        )
-    trained_with = (getattr(draft.model.config, "draftsmith", None) or {}).get("chat_template_hash")
-    serves_with = template_fingerprint(target.tokenizer, target.template_arguments)
-    if trained_with and trained_with != serves_with:
-        warnings.warn(
-            f"draft {draft.name} was trained with chat template {trained_with}, target {target.name} renders with "
-            f"{serves_with}: it may be right less often (other template arguments?)",
-            stacklevel=2,
-        )
-    if draft.eos_ids != target.eos_ids:
-        warnings.warn(
-            f"draft {draft.name} ends at ids {draft.eos_ids}, target {target.name} at {target.eos_ids}: "
-            "the target's rule counts",
-            stacklevel=2,
-        )
 
 
 def named_dtype(name: str) -> torch.dtype | str:

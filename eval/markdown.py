@@ -1,12 +1,11 @@
 """report.md: the report for a person, tables first."""
 
-from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
-from eval.report import Report, SweepPoint
+from eval import markdown_further as further
+from eval.markdown_table import cell, speedup_cell, table, with_interval
+from eval.report import Report
 from eval.sampled_check import SURE, SampledCheck
-from eval.stats import Interval
 
 
 def to_markdown(report: Report) -> str:
@@ -21,28 +20,16 @@ def to_markdown(report: Report) -> str:
         _positions(report),
         _costs(report),
         _predicted(report) if lossless else "",
-        _temperatures(report),
-        _batches(report),
-        _contexts(report),
-        _prefix(report),
-        _lookups(report),
+        further.temperatures(report),
+        further.batches(report),
+        further.contexts(report),
+        further.prefix(report),
+        further.lookups(report),
         _footprint(report),
         _certificate(report),
         _settings(report),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table; numbers with two decimals, None as a dash."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _speed(report: Report) -> str:
@@ -110,15 +97,15 @@ def _categories(report: Report) -> str:
 def _positions(report: Report) -> str:
     p, a = report.positions, report.acceptance
     rows = [
-        [j + 1, *(_with_interval(*pair) for pair in (
+        [j + 1, *(with_interval(*pair) for pair in (
             (p.conditional[j], p.conditional_ci[j]), (p.joint[j], p.joint_ci[j]),
             (p.replayed_conditional[j], p.replayed_conditional_ci[j]), (p.replayed_joint[j], p.replayed_joint_ci[j]),
         ))]
         for j in range(len(p.conditional))
     ]  # fmt: skip
     cells = [
-        _with_interval(a.alpha, a.alpha_ci), _with_interval(a.tau, a.tau_ci), a.tau_macro,
-        _with_interval(a.tau_replayed, a.tau_replayed_ci), a.accepted_share,
+        with_interval(a.alpha, a.alpha_ci), with_interval(a.tau, a.tau_ci), a.tau_macro,
+        with_interval(a.tau_replayed, a.tau_replayed_ci), a.accepted_share,
     ]  # fmt: skip
     return (
         "## Acceptance\n\n"
@@ -129,11 +116,6 @@ def _positions(report: Report) -> str:
         "token in, the prefill token out. In other tools' words:\n\n"
         + table(["figure", "value"], [list(figure) for figure in report.other_tools.items()])
     )
-
-
-def _with_interval(value: float | None, interval: Interval | None) -> str:
-    shown = f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
-    return _cell(value) + shown
 
 
 def _costs(report: Report) -> str:
@@ -156,8 +138,8 @@ def _spread(spread: float | None) -> str:
 def _predicted(report: Report) -> str:
     measured = {point.num_draft_tokens: point for point in report.lengths}
     rows = [
-        [p.num_draft_tokens, p.tau, _with_interval(p.speedup, p.speedup_ci), p.break_even,
-         _speedup(measured.get(p.num_draft_tokens))]
+        [p.num_draft_tokens, p.tau, with_interval(p.speedup, p.speedup_ci), p.break_even,
+         speedup_cell(measured.get(p.num_draft_tokens))]
         for p in report.predicted
     ]  # fmt: skip
     profiled = "another process" if report.settings["latency_profile"] else "this process"
@@ -173,10 +155,6 @@ def _predicted(report: Report) -> str:
     )  # fmt: skip
 
 
-def _speedup(point: SweepPoint | None) -> str | None:
-    return _with_interval(point.speedup_decode, point.speedup_decode_ci) if point else None
-
-
 def _gap(report: Report) -> str:
     gap = report.gap
     if gap is None:
@@ -186,60 +164,6 @@ def _gap(report: Report) -> str:
         f"At γ = {report.settings['num_draft_tokens']}: predicted {gap.predicted:.2f}×, measured {gap.measured:.2f}×; "
         f"{gap.measured / gap.predicted:.3f} = " + " · ".join(f"{name} {x:.3f}" for name, x in factors.items()) + "."
     )
-
-
-def _contexts(report: Report) -> str:
-    rows = [
-        [point.tokens, point.prefill_s, 1000 * point.plain_step_s, point.draft_cost, point.verify_cost, point.tau,
-         point.speedup_decode, 1024 * point.kv_gib_per_1000_tokens]
-        for point in report.contexts
-    ]  # fmt: skip
-    columns = ["context", "prefill, s", "plain step, ms", "draft step", "verification", "τ", "S_decode",
-               "keys and values, MiB per 1,000"]  # fmt: skip
-    return "## Long contexts\n\n" + table(columns, rows) if rows else ""
-
-
-def _prefix(report: Report) -> str:
-    """Beside the speed-up, never in it."""
-    found = report.prompt_cache
-    if found is None or not found.reused_tokens:
-        return ""
-    row = [found.prompts, found.prompt_tokens, f"{found.hit_rate:.0%}", found.prefill_s, found.prefill_with_cache_s]
-    columns = ["prompts", "prompt tokens", "hit rate", "prefill, s", "with a cache, s"]
-    said = "What `decode.PromptCache` would save: these prompts in turn, each reading what none before began with. "
-    return f"## Prompt caching\n\n{table(columns, [row])}\n\n{said}It is no part of the speed-ups above."
-
-
-def _batches(report: Report) -> str:
-    rows = [
-        [point.batch, point.prompts, point.plain_tokens_per_s, point.speculative_tokens_per_s, point.tau,
-         point.speedup_decode]
-        for point in report.batches
-    ]  # fmt: skip
-    if not rows:
-        return ""
-    columns = ["texts together", "prompts", "plain, tokens/s", "speculative, tokens/s", "τ", "S_decode"]
-    points = sorted(report.batches, key=lambda point: -point.batch)
-    losing = list(takewhile(lambda point: (point.speedup_decode or 2) < 1, points))
-    said = f"\n\nFrom {losing[-1].batch} texts on speculation does not pay." if losing else ""
-    return f"## Batches\n\n{table(columns, rows)}{said}"
-
-
-def _lookups(report: Report) -> str:
-    """What training adds: the same prompts with drafts that need none."""
-    rows = [[point.draft, point.prompts, point.tau, _speedup(point)] for point in report.lookups]
-    if not rows:
-        return ""
-    said = (
-        "`lookup` copies what followed the same tokens before, in prompt or answer; `lookup+draft` does so where this "
-    )
-    said += "text's rounds so far promise more of it than of the draft."
-    return "## Drafts without training\n\n" + table(["draft", "prompts", "τ", "S_decode"], rows) + f"\n\n{said}"
-
-
-def _temperatures(report: Report) -> str:
-    rows = [[f"{point.temperature:g}", point.prompts, point.tau, _speedup(point)] for point in report.temperatures]
-    return "## Other temperatures\n\n" + table(["temperature", "prompts", "τ", "S_decode"], rows) if rows else ""
 
 
 def _footprint(report: Report) -> str:
@@ -319,7 +243,7 @@ def _settings(report: Report) -> str:
     return (
         f"## Settings and provenance\n\n{table(['what', 'value'], rows)}\n\n"
         f"Share of text inside repeated 8-grams: {report.repeated_text_share:.0%}; S_decode without it: "
-        f"{_cell(report.verdict.speedup_decode_without_repeats)}. {_overlap(report)}"
+        f"{cell(report.verdict.speedup_decode_without_repeats)}. {_overlap(report)}"
     )
 
 

@@ -14,13 +14,13 @@ from decode.generation import Settings, generate_ids
 from decode.laws import Law
 from decode.models import (
     Reference,
-    check_pair,
-    load_model,
+        load_model,
     load_tokenizer,
     named_dtype,
     parse_reference,
     tokenizer_fingerprint,
 )  # fmt: skip
+from decode.pairing import check_pair
 
 
 def test_a_hub_id_may_carry_a_revision():

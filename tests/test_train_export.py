@@ -311,7 +311,7 @@ def test_another_target_or_a_folder_that_is_there_is_refused(
 ):
     make_llama(len(tokenizer) + 8, layers=3, seed=1).save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
-    with pytest.raises(UserError, match="320 ids; .* has 32 and 328: use a draft made for this target"):
+    with pytest.raises(UserError, match=r"320 ids; .* has 32 and 328: use a draft made for this target"):
         export(str(feature_draft), tmp_path / "out", "vllm", str(tmp_path / "other"))
     with pytest.raises(UserError, match="exists already"):
         export(str(feature_draft), tmp_path / "other", "vllm", str(tiny_target))

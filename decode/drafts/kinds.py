@@ -18,7 +18,6 @@ from decode.models import (
     UNLOADABLE,
     Loaded,
     adapter_revision,
-    check_pair,
     first_line,
     load_model,
     load_tokenizer,
@@ -27,6 +26,7 @@ from decode.models import (
     parse_reference,
     read_model_config,
 )
+from decode.pairing import check_pair
 
 LOOKUP = "lookup"
 

@@ -16,7 +16,8 @@ from decode.drafts.temperature import fitted_temperatures
 from decode.draws import Draws
 from decode.kv import Clock, Reader
 from decode.laws import Law
-from decode.models import Loaded, check_pair
+from decode.models import Loaded
+from decode.pairing import check_pair
 from decode.quantise import in_float32
 
 
