@@ -71,7 +71,7 @@ def test_the_pause_doubles(hub, draft, monkeypatch):
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [({"Retry-After": "7"}, 7.0), ({"Retry-After": "1.5"}, 1.5), ({"ratelimit": '"api";r=0;t=28'}, 28.0),
-     ({"Retry-After": "²"}, 1.0), ({"Retry-After": "99999"}, access.LONGEST_WAIT_S)],
+     ({"Retry-After": "²"}, 1.0), ({"Retry-After": "1.2.3"}, 1.0), ({"Retry-After": "99999"}, access.LONGEST_WAIT_S)],
 )  # fmt: skip
 def test_the_time_that_a_hub_asks_for_counts(hub, draft, monkeypatch, headers, expected):
     waits: list[float] = []

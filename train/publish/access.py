@@ -142,11 +142,9 @@ def _passes(error: Exception) -> bool:
 def _asked_wait(error: Exception) -> float | None:
     """Seconds that the Hub asks to wait, if it does: Retry-After, or the t of its own `ratelimit` header."""
     headers = getattr(_response(error), "headers", {})
-    asked = re.fullmatch(r"[0-9.]+", str(headers.get("Retry-After", "")).strip())
-    limited = re.search(r"\bt=([0-9]+)", str(headers.get("ratelimit", "")))
-    if asked is None and limited is None:
-        return None
-    return float(asked[0].strip(".") or 0) if asked else float(limited[1]) if limited else None
+    asked = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)", str(headers.get("Retry-After", "")).strip())
+    asked = asked or re.search(r"\bt=([0-9]+)", str(headers.get("ratelimit", "")))
+    return float(asked[1]) if asked else None
 
 
 def _reason(error: Exception, token: str) -> str:

@@ -7,9 +7,8 @@ import torch
 
 from configs.errors import UserError
 from decode.chat import render_prompt, template_fingerprint
-from decode.drafts.eagle3_model import LlamaForCausalLMEagle3
 from decode.drafts.head import is_feature_draft
-from decode.drafts.kinds import with_weights
+from decode.drafts.kinds import load_feature_weights
 from decode.models import Loaded, load_model, load_tokenizer, read_model_config
 from train.publish.engine_forms import FeatureConfig
 from train.publish.file_checks import RETRAIN
@@ -119,7 +118,7 @@ def parity_checks(
         if not gap <= CLOSE:
             yield Finding(f"its logits differ from those of {trained} by {gap:.3g}", says, mend)
         return
-    one = with_weights(LlamaForCausalLMEagle3(config), trained, torch.float32)
+    one = load_feature_weights(trained, config, torch.float32, None)
     one = one.to(config.dtype or torch.float32).float().eval()
     states = target.model(ids, output_hidden_states=True).hidden_states
     embedded = target.model.get_input_embeddings()(ids)[:, 1:]
