@@ -200,17 +200,19 @@ def test_g01_a_step_on_smollm2_never_holds_the_logits_of_all_its_tokens(smollm2)
     """1,024 tokens of 49,152 ids are 192 MiB in float32; a dense step keeps several such tensors of both models.
 
     The bound: activations of four layers and of the teacher's one at a time, a copy of the head's gradient (108 MiB),
-    and chunks of 128 tokens, 24 MiB each.
+    and chunks of 128 tokens, 24 MiB each. Blocks over 1 MiB go back to the system at once, so that the peak is what
+    is held and not what the allocator keeps for later.
     """
+    alone = environment() | {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
     command = [sys.executable, "-c", MEASURE, str(smollm2)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=alone, timeout=300)
     assert done.returncode == 0, done.stderr
     chunked, dense = json.loads(done.stdout.splitlines()[-1])
     assert chunked["tokens"] == 1024
     assert chunked["loss"] == pytest.approx(dense["loss"], rel=1e-5)
     assert chunked["grads"] == pytest.approx(dense["grads"], rel=1e-4)
-    assert chunked["mib"] < 1200
-    assert dense["mib"] > chunked["mib"] + 3 * 192
+    assert chunked["mib"] < 800
+    assert dense["mib"] > chunked["mib"] + 5 * 192
 
 
 def test_p01_a_student_and_a_frozen_teacher_stand_side_by_side_and_only_one_is_prepared():
