@@ -82,7 +82,7 @@ class Engine:
         tops = [sorted(((-v["logprob"], int(token)) for token, v in place.items()))[:top_k] for place in places]
         ids = torch.tensor([[token for _, token in top] for top in tops])
         logp = torch.tensor([[-negative for negative, _ in top] for top in tops], dtype=torch.float32)
-        tail = (1 - logp.double().exp().sum(-1)).clamp(min=0).float()
+        tail = (1 - logp.double().exp().sum(-1)).clamp(min=torch.finfo(torch.float32).eps).float()  # never nothing
         return Signal(ids, logp, tail), torch.empty(sum(len(row.ids) for row in rows), 0)
 
     async def _all(self, one: Callable[[Any, int], Awaitable[Any]], count: int) -> list[Any]:

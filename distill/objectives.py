@@ -50,7 +50,9 @@ def jensen_shannon(p_logits: Tensor, q_logits: Tensor, beta: float) -> Tensor:
         return reverse_kl(p_logits, q_logits) if beta else forward_kl(p_logits, q_logits)
     log_p, log_q = _log_laws(p_logits, q_logits)
     b = torch.tensor(beta, dtype=log_p.dtype, device=log_p.device)
-    log_m = torch.logaddexp(log_p + b.log(), log_q + (1 - b).log())
+    neither = log_p.isneginf() & log_q.isneginf()  # of two such the sum has no gradient
+    parts = (log_p + b.log(), log_q + (1 - b).log())
+    log_m = torch.logaddexp(*(part.masked_fill(neither, 0.0) for part in parts)).masked_fill(neither, -torch.inf)
     return _mean_difference(log_p, log_p, log_m) / (1 - beta) + _mean_difference(log_q, log_q, log_m) / beta
 
 
@@ -158,6 +160,7 @@ def _log_laws(p_logits: Tensor, q_logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def _mean_difference(log_of: Tensor, log_a: Tensor, log_b: Tensor) -> Tensor:
     """Σ of · (log a - log b), where 0 · anything is 0."""
-    # Only where the weight is 0, so that a draft whose logits are not finite shows as a loss that is not.
+    # Only where the weight is 0, so that a draft whose logits are not finite shows as a loss that is not; and before the
+    # product, whose gradient would be 0 · (inf - inf) there.
     of = log_of.exp()
-    return (of * (log_a - log_b)).masked_fill(of == 0, 0.0).sum(-1)
+    return (of * (log_a - log_b).masked_fill(of == 0, 0.0)).sum(-1)

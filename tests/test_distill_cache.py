@@ -20,7 +20,7 @@ from distill.logit_cache import (
     whole_bytes,
     write_cache,
 )
-from distill.objectives import cached_columns, forward_kl, objective, online_columns
+from distill.objectives import NAMES, cached_columns, forward_kl, objective, online_columns
 from distill.rows import Row
 from distill.step import DistillStep
 from distill.students import LMStudent
@@ -190,6 +190,22 @@ def test_over_a_trimmed_head_the_gradient_is_within_the_stated_bound(top_k):
     bound = 2 * signal.tail / (kept + signal.tail).clamp(min=1e-12)
     known = kept > 0
     assert ((found - exact).abs().sum(-1)[known] <= bound[known] + 1e-9).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_over_a_trimmed_head_every_objective_has_the_gradient_of_its_differences(name):
+    """Ids that the head lacks are columns with nothing on either side."""
+    generator = torch.Generator().manual_seed(7)
+    p_logits = 2 * torch.randn(3, 30, generator=generator, dtype=torch.float64)
+    q_logits = torch.randn(3, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+    signal = exact_signal(p_logits, 8).within(torch.tensor([1, 4, 9, 12, 20, 29]), 30)
+    assert signal.top_logp.isneginf().any()
+
+    def of(logits):
+        columns = cached_columns(signal.top_ids, signal.top_logp, signal.tail, logits)
+        return objective(name)(columns, torch.full((3,), 0.4, dtype=torch.float64))
+
+    assert torch.autograd.gradcheck(of, (q_logits,))
 
 
 def test_alpha_from_the_cache_is_a_lower_bound_short_by_at_most_the_tail():
