@@ -24,6 +24,8 @@ class BatchReader:
     """
 
     def __init__(self, model: Any, rows: int, clock: Clock = perf_counter, taps: Sequence[int] = ()) -> None:
+        if model.config.is_encoder_decoder:
+            raise UserError("an encoder–decoder model reads one text at a time: no batches")
         self.model, self.taps, self._clock = model, tuple(taps), clock
         self.forward_s = 0.0
         self.tapped: Tensor | None = None

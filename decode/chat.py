@@ -31,8 +31,7 @@ def render_prompt(tokenizer: Any, messages: Sequence[Message], arguments: Argume
     Raises UserError with the template's own words when it refuses the messages.
     """
     if not tokenizer.chat_template:
-        text = "\n\n".join(message["content"] for message in messages)
-        return list(tokenizer(text).input_ids)
+        return _plain_prompt(tokenizer, messages)
 
     def render(changed: Sequence[Message]) -> str:
         return _render(tokenizer, changed, arguments, add_generation_prompt=True)
@@ -48,13 +47,16 @@ def render_chat(
 
     Where the template has generation marks, they decide. Else the boundaries come from rendering with and without
     each answer, never from a search for marker text, and a mark ends with the end-of-turn token where the template
-    writes one. An opening assistant turn answers nothing and is not marked. Raises UserError when no turn is an
-    answer, when a boundary cannot be found, and with the template's own words when it refuses the messages.
+    writes one. An opening assistant turn answers nothing and is not marked. Without a template the chat is one prompt
+    and its completion, with an end token. Raises UserError when no turn is an answer, when a boundary cannot be found,
+    and with the template's own words when it refuses the messages.
     """
     answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant" and turn > 0]
     answers = [turn for turn in answers if any(message["role"] != "system" for message in messages[:turn])]
     if not answers:
         raise UserError("no assistant turn: nothing to learn from")
+    if not tokenizer.chat_template:
+        return _plain_pair(tokenizer, messages, answers)
 
     def render(changed: Sequence[Message]) -> str:
         return _render(tokenizer, changed, arguments)
@@ -100,6 +102,33 @@ def user_turn(tokenizer: Any, text: str, arguments: Arguments | None = None) -> 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Ids of text that already carries its special tokens: none is added, so a begin token never comes twice."""
     return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _plain_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """The contents one after the other, with the special tokens that the tokenizer adds to a text."""
+    return _plain_ids(tokenizer, "\n\n".join(message["content"] for message in messages), True)
+
+
+def _plain_pair(tokenizer: Any, messages: Sequence[Message], answers: Sequence[int]) -> Rendered:
+    if answers != [len(messages) - 1]:
+        raise UserError(
+            "this model has no chat template, so a row is one prompt and one completion; got "
+            f"{len(answers)} assistant turns in {len(messages)}"
+        )
+    prompt = _plain_prompt(tokenizer, messages[:-1])
+    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    completion = _plain_ids(tokenizer, messages[-1]["content"], False) + end
+    return Rendered(prompt + completion, [False] * len(prompt) + [True] * len(completion))
+
+
+def _plain_ids(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
+    """Where an end token follows the text, one that the text quotes is text: it must not end it."""
+    ids = list(tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
+    added = list(tokenizer("", add_special_tokens=add_special_tokens).input_ids)
+    end, is_ended = tokenizer.eos_token_id, not add_special_tokens or tokenizer.eos_token_id in added[-1:]
+    if is_ended and ids.count(end) > added.count(end):
+        ids = list(tokenizer(text, add_special_tokens=add_special_tokens, split_special_tokens=True).input_ids)
+    return ids
 
 
 def _answer_span(

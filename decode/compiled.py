@@ -20,7 +20,7 @@ class Compiled(nn.Module):
     All texts use the one cache in turn, so only one may be decoded at a time; a text of more than `context_tokens`
     does not fit. Rolling back moves the cache's write pointer. Each width costs half a minute on a CPU once, which a
     short run does not earn back (docs/results.md). `backend` and `mode` are torch.compile's.
-    Raises UserError for a model without full attention in every layer.
+    Raises UserError for an encoder–decoder model, and one without full attention in every layer.
     """
 
     def __init__(
@@ -29,6 +29,8 @@ class Compiled(nn.Module):
         super().__init__()
         self.model = model
         self.widest = widest
+        if model.config.is_encoder_decoder:
+            raise UserError("compiled decoding needs a causal model; leave compile out for an encoder–decoder one")
         self.config = copy.deepcopy(model.config)
         self.config.max_position_embeddings = min(context_tokens, model.config.max_position_embeddings)
         self.generation_config = model.generation_config

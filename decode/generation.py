@@ -13,6 +13,7 @@ from configs.errors import UserError
 from decode.drafts.contract import Draft
 from decode.drafts.temperature import drafting_temperature
 from decode.draws import Draws, SeededDraws, SharedNoise
+from decode.encoder_decoder import check_source
 from decode.kv import Clock, Reader
 from decode.laws import Law
 from decode.length import Fixed, LengthPolicy
@@ -208,6 +209,7 @@ def token_limit(target: Any, prompt_ids: list[int], settings: Settings) -> tuple
     context = target.config.max_position_embeddings
     if not prompt_ids:
         raise UserError("the prompt is empty; expected at least one token")
+    check_source(target, prompt_ids)
     if len(prompt_ids) >= context:
         raise UserError(f"the prompt has {len(prompt_ids)} tokens; this target holds {context}, answer included")
     left = context - len(prompt_ids)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor
 
+from decode.encoder_decoder import EncoderDecoder, transformers_model
+from decode.kv import cache_argument
 from decode.laws import Law
 
 
@@ -28,10 +30,17 @@ def hf_generate(
     ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts], device=model.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
     how: dict[str, Any] = {"do_sample": False}
+    has_encoder, begun = isinstance(model, EncoderDecoder), longest
+    if has_encoder:
+        extra["decoder_start_token_id"], begun = model.start, 1
+        # transformers makes one with as many layers as the encoder has.
+        extra[cache_argument(model)] = model.empty_cache().decoded
+        model = transformers_model(model)
     whole_law = whole_law or bool(law.processors)
     if whole_law:
         how = {"do_sample": not law.is_greedy, "top_k": 0}
-        extra["logits_processor"] = [_WholeLaw(law), *extra.get("logits_processor", [])]
+        source = ids if has_encoder else None
+        extra["logits_processor"] = [_WholeLaw(law, source), *extra.get("logits_processor", [])]
     elif not law.is_greedy:
         how = {"do_sample": True, "temperature": law.temperature, "top_k": law.top_k, "top_p": law.top_p}
         how["min_p"] = law.min_p or None
@@ -40,16 +49,18 @@ def hf_generate(
     ends: dict[str, Any] = {"eos_token_id": list(eos_ids) or None, "pad_token_id": pad}
     with _blank_generation_config(model), _own_randomness(seed, model.device):
         output: Tensor = model.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **ends, **how, **extra)
-    return [_until_end(row, eos_ids) for row in output[:, longest:].tolist()]
+    return [_until_end(row, eos_ids) for row in output[:, begun:].tolist()]
 
 
 class _WholeLaw(LogitsProcessor):  # type: ignore[misc]
-    """Logits whose softmax is the law."""
+    """Logits whose softmax is the law. Behind an encoder the ids begin with a start token instead of the `source`."""
 
-    def __init__(self, law: Law) -> None:
-        self.law = law
+    def __init__(self, law: Law, source: Tensor | None = None) -> None:
+        self.law, self.source = law, source
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if self.source is not None:
+            input_ids = torch.cat([self.source, input_ids[:, 1:]], dim=1)
         return self.law(scores.unsqueeze(1), input_ids)[:, 0].log()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from decode.compiled import Compiled, uncompiled
+from decode.compiled import uncompiled
 
 Clock = Callable[[], float]
 
@@ -31,7 +31,7 @@ class Reader:
         self.length = 0
         self.forward_s = 0.0
         self._clock = clock
-        self._cache = model.empty_cache() if isinstance(model, Compiled) else DynamicCache(config=model.config)
+        self._cache = model.empty_cache() if hasattr(model, "empty_cache") else DynamicCache(config=model.config)
         for layer in self._cache.layers:
             if hasattr(layer, "activate_past_recording"):
                 layer.activate_past_recording()  # sliding windows keep what a rejection may bring back
@@ -60,8 +60,8 @@ class Reader:
 
     @property
     def keeps_everything(self) -> bool:
-        """Whether it can move back to any place: not with sliding windows or a running state."""
-        return all(type(layer) is DynamicLayer for layer in self._cache.layers)
+        """Whether it can move back to any place: not with sliding windows, a running state or an encoder."""
+        return type(self._cache) is DynamicCache and all(type(layer) is DynamicLayer for layer in self._cache.layers)
 
     def rewind(self, length: int) -> None:
         """Forget every token from position `length` on."""

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from configs.errors import UserError
 from decode.adapters import ADAPTER_CONFIG, adapter_base, merge_adapter
 from decode.drafts.feature_config import speculators_config
 from decode.drafts.head import SIZE, is_feature_draft, load_trimmed
+from decode.encoder_decoder import EncoderDecoder, complete_config
 from decode.trust import check_files, code_arguments, find_file, refusal_advice, weight_arguments
 
 if not torch.accelerator.is_available():
@@ -54,7 +55,8 @@ class Reference:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A causal LM in evaluation mode with its tokenizer and the words that say where both came from.
+    """A causal LM, or an encoder–decoder model read as one (decode/encoder_decoder.py), in evaluation mode, with its
+    tokenizer and the words that say where both came from.
 
     `template_arguments` go to the chat template whenever it is rendered, e.g. enable_thinking=False.
     """
@@ -107,7 +109,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
-    """Load a causal LM for decoding: evaluation mode, no gradients, on `device`.
+    """Load a model for decoding: evaluation mode, no gradients, on `device`.
 
     `dtype` is float32, bfloat16, float16 (or fp32, bf16, fp16), or `auto`: as stored.
     Raises UserError with the reason when the model cannot be loaded.
@@ -131,13 +133,15 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
             wanted = wanted if isinstance(wanted, torch.dtype) else config.dtype or torch.float32
             model = load_trimmed(reference.location, config, wanted, **arguments)
         else:
-            model = AutoModelForCausalLM.from_pretrained(
+            loader = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+            model = loader.from_pretrained(
                 reference.location, dtype=named_dtype(dtype), **weight_arguments(), **arguments
             )
+            model = EncoderDecoder(model) if config.is_encoder_decoder else model
     except UserError:
         raise
     except UNLOADABLE as error:
-        what = f"{text}: cannot be loaded as a causal language model ({first_line(error)})"
+        what = f"{text}: cannot be loaded as a language model ({first_line(error)})"
         raise UserError(what + refusal_advice(error)) from error
     if reference.gguf:
         _forget_quantization(model)
@@ -199,7 +203,8 @@ def load_tokenizer(text: str) -> Any:
 def read_model_config(text: str) -> Any:
     """The transformers config of a model, without its weights.
 
-    Raises UserError when there is none, or when it gives no context length.
+    Raises UserError when there is none, when it gives no context length, and for an encoder–decoder of another family
+    than T5's.
     """
     reference = parse_reference(text)
     base = _base_if_missing(reference, "config.json")
@@ -213,6 +218,8 @@ def read_model_config(text: str) -> Any:
             return known
         what = f"{text}: no model config could be read ({first_line(error)})"
         raise UserError(what + refusal_advice(error)) from error
+    if config.is_encoder_decoder:
+        complete_config(config, text)
     if not hasattr(config, "max_position_embeddings"):
         raise UserError(f"{text}: its config gives no context length (max_position_embeddings), as attention models do")
     return config

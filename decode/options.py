@@ -125,6 +125,7 @@ class DecodeOptions(StrictSettings):
             no_repeat_ngram_size=self.no_repeat_ngram_size,
             bad_words_ids=word_ids(target.tokenizer, self.bad_word) if target else (),
             min_new_tokens=self.min_new_tokens,
+            answer_only=bool(target and target.model.config.is_encoder_decoder),
         )
         if target:
             penalties.check_ids(int(target.model.config.vocab_size))

@@ -14,6 +14,12 @@ def check_pair(target: Loaded, draft: Loaded) -> None:
     template than the draft was trained with, is warned about.
     Raises UserError naming the first id that differs, or the sizes when real tokens are missing.
     """
+    if target.model.config.is_encoder_decoder != draft.model.config.is_encoder_decoder:
+        which = "target" if target.model.config.is_encoder_decoder else "draft"
+        raise UserError(
+            f"draft {draft.name} and target {target.name}: only the {which} is an encoder–decoder model, and the two "
+            "must read a prompt alike; use a draft made for this target"
+        )
     ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
     if ours != theirs:
         by_id = {i: token for token, i in theirs.items()}

@@ -1,7 +1,7 @@
 """The usual logits processors, by setting: transformers' own where it has them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ from configs.errors import UserError
 class Penalties:
     """What pushes tokens up or down before temperature; the defaults are off. Names and meaning as in transformers.
 
-    presence_penalty and frequency_penalty count generated tokens only, as serving engines do.
+    presence_penalty and frequency_penalty count generated tokens only, as serving engines do. With `answer_only` all
+    do, as with transformers' encoder–decoder models.
     """
 
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -32,6 +33,7 @@ class Penalties:
     no_repeat_ngram_size: int = 0
     bad_words_ids: Sequence[Sequence[int]] = ()
     min_new_tokens: int = 0
+    answer_only: bool = False
 
     def __post_init__(self) -> None:
         if self.repetition_penalty <= 0:
@@ -49,6 +51,9 @@ class Penalties:
 
     def processors(self, prompt_tokens: int, eos_ids: Sequence[int], device: torch.device) -> tuple[Any, ...]:
         """The processors of one call, in transformers' order."""
+        if self.answer_only:
+            alone = replace(self, answer_only=False).processors(0, eos_ids, device)
+            return tuple(OfAnswer(prompt_tokens, processor) for processor in alone)
         found: list[Any] = []
         if self.logit_bias:
             found.append(SequenceBiasLogitsProcessor({(token,): bias for token, bias in self.logit_bias.items()}))
@@ -77,6 +82,17 @@ def word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
             raise UserError(f"bad_word {word!r}: has no tokens; leave it out")
         found += [ids for ids in spellings if ids not in found]
     return found
+
+
+class OfAnswer(LogitsProcessor):  # type: ignore[misc]
+    """Shows another processor the text without its prompt."""
+
+    def __init__(self, prompt_tokens: int, processor: Any) -> None:
+        self.prompt_tokens, self.processor = prompt_tokens, processor
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        found: Tensor = self.processor(input_ids[:, self.prompt_tokens :], scores)
+        return found
 
 
 class CountPenalty(LogitsProcessor):  # type: ignore[misc]

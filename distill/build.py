@@ -15,6 +15,7 @@ from decode.chat import template_fingerprint
 from decode.drafts.eagle3_model import LlamaForCausalLMEagle3
 from decode.drafts.feature_config import eagle3_config
 from decode.drafts.head import head_ids, map_fingerprint
+from decode.encoder_decoder import transformers_model
 from decode.models import Loaded, tokenizer_fingerprint
 from train.lora import has_lora, save_lora
 
@@ -138,11 +139,11 @@ def save_draft(draft: Any, target: Loaded, kind: str, training: dict[str, Any], 
             config = copy.deepcopy(draft.config)
             save_lora(draft, unfinished)
         else:
-            stored = copy.deepcopy(draft).to(target.stored_dtype)
+            stored = transformers_model(copy.deepcopy(draft).to(target.stored_dtype))
             config = stored.config
             stored.save_pretrained(unfinished)
         config.draftsmith = block
-        config.architectures = [type(draft).__name__]
+        config.architectures = [type(transformers_model(draft)).__name__]
         config.save_pretrained(unfinished)
         target.tokenizer.save_pretrained(unfinished)
         write_json(unfinished / "training.json", without_local_paths(training))

@@ -160,7 +160,7 @@ def _log_laws(p_logits: Tensor, q_logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def _mean_difference(log_of: Tensor, log_a: Tensor, log_b: Tensor) -> Tensor:
     """Σ of · (log a - log b), where 0 · anything is 0."""
-    # Only where the weight is 0, so that a draft whose logits are not finite shows as a loss that is not; and before the
-    # product, whose gradient would be 0 · (inf - inf) there.
+    # Only where the weight is 0, so that a draft whose logits are not finite shows as a loss that is not; and before
+    # the product, whose gradient would be 0 · (inf - inf) there.
     of = log_of.exp()
     return (of * (log_a - log_b).masked_fill(of == 0, 0.0)).sum(-1)

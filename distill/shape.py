@@ -17,8 +17,10 @@ from decode.drafts.feature_config import TAPS
 from decode.drafts.head import SIZE, head_ids, is_feature_draft, trim_head
 from decode.drafts.kinds import load_draft
 from decode.drafts.lm import LMDraft
+from decode.encoder_decoder import EncoderDecoder
 from decode.models import Loaded, read_model_config
 from distill.build import build_eagle3_draft, build_lm_draft, scratch_lm_draft
+from distill.build_encoder_decoder import cut_encoder_decoder, scratch_encoder_decoder
 from distill.logit_cache import check_taps
 from distill.rows import Row
 from distill.students import Eagle3Student, LMStudent, Student
@@ -39,6 +41,9 @@ class DraftSettings(StrictSettings):
     layers: tuple[int, ...] = Field(
         (0, -1), min_length=1, description="lm from the target: layers of it to keep; -1 is the last."
     )
+    encoder_layers: tuple[int, ...] = Field(
+        (), description="lm from an encoder–decoder target: layers of its encoder to keep; none named: all."
+    )
     depth: int = Field(2, ge=1, description="lm from scratch: number of layers.")
     width: int = Field(256, ge=8, description="lm from scratch: hidden size, a multiple of the target's head size.")
     vocabulary: int = Field(0, ge=0, description="Ids in the draft's head: the most frequent in the answers; 0 is all.")
@@ -51,8 +56,8 @@ class DraftSettings(StrictSettings):
 
     @model_validator(mode="after")
     def _refuse_what_has_no_effect(self) -> Self:
-        of_kind = {"lm": {"layers", "depth", "width"}, "eagle3": {"taps", "unroll_steps"}}
-        of_init = {"target": {"layers"}, "scratch": {"depth", "width"}}.get(self.init, set())
+        of_kind = {"lm": {"layers", "encoder_layers", "depth", "width"}, "eagle3": {"taps", "unroll_steps"}}
+        of_init = {"target": {"layers", "encoder_layers"}, "scratch": {"depth", "width"}}.get(self.init, set())
         used = of_init if self.kind == "lm" else of_kind["eagle3"]
         if self.kind == "eagle3" and self.init == "scratch":
             raise ValueError("draft.init=scratch is of kind lm; a feature draft starts from its target or from a draft")
@@ -77,7 +82,7 @@ def warm_start(draft: str) -> list[str]:
     found = [f"draft.init={json.dumps(draft)}", f"draft.kind={kind}", f"draft.vocabulary={rows}"]
     if kind == "eagle3":
         found.append(f"draft.taps={list(getattr(config, TAPS))}")
-    unused = ("layers", "depth", "width", *(("taps", "unroll_steps") if kind == "lm" else ()))
+    unused = ("layers", "encoder_layers", "depth", "width", *(("taps", "unroll_steps") if kind == "lm" else ()))
     defaults = {name: DraftSettings.model_fields[name].default for name in unused}
     return [*found, *(f"draft.{name}={json.dumps(value)}" for name, value in defaults.items())]
 
@@ -97,6 +102,7 @@ def make_draft(settings: DraftSettings, target: Loaded, rows: Sequence[Row], see
 
     Raises UserError for what cannot be.
     """
+    _check_encoder(settings, target)
     if settings.init not in ("target", "scratch"):
         return _started_from(settings, target, rows, seed)
     ids = _chosen_ids(settings, target, rows)
@@ -108,6 +114,17 @@ def make_draft(settings: DraftSettings, target: Loaded, rows: Sequence[Row], see
     if ids is not None:
         trim_head(draft, ids)
     return draft
+
+
+def _check_encoder(settings: DraftSettings, target: Loaded) -> None:
+    """Raises UserError for what only a causal, or only an encoder–decoder target has."""
+    if target.model.config.is_encoder_decoder:
+        asked = {"draft.vocabulary": settings.vocabulary, "draft.lora.rank": settings.lora.rank}
+        if settings.kind != "lm" or any(asked.values()):
+            what = ", ".join(name for name, value in asked.items() if value) or f"draft.kind {settings.kind}"
+            raise UserError(f"{what}: not for an encoder–decoder target, whose draft is a whole lm of its own")
+    elif settings.encoder_layers:
+        raise UserError(f"draft.encoder_layers has no effect: {target.name} has no encoder; leave it out")
 
 
 def _chosen_ids(settings: DraftSettings, target: Loaded, rows: Sequence[Row]) -> Tensor | None:
@@ -168,6 +185,10 @@ def make_drafter(settings: DraftSettings, draft: Any, target: Loaded) -> Draft[A
 
 
 def _lm_draft(settings: DraftSettings, target: Loaded, seed: int) -> Any:
+    if isinstance(target.model, EncoderDecoder):
+        if settings.init == "target":
+            return cut_encoder_decoder(target.model, settings.layers, settings.encoder_layers)
+        return scratch_encoder_decoder(target.model, settings.depth, settings.width, seed)
     if settings.init == "target":
         return build_lm_draft(target.model, settings.layers)
     return scratch_lm_draft(target.model, settings.depth, settings.width, seed)

@@ -46,7 +46,9 @@ def sweep_contexts(
 
 
 def check_contexts(target: Loaded, lengths: Sequence[int]) -> None:
-    """Raises UserError for a length that leaves no room in the target's context."""
+    """Raises UserError for a length that leaves no room in the target's context, and for a target with an encoder."""
+    if lengths and target.model.config.is_encoder_decoder:
+        raise UserError("sweep_contexts: an encoder–decoder target does not go on with a long text; leave it out")
     longest = target.context_tokens - TOKENS - 1
     if lengths and max(lengths) > longest:
         raise UserError(f"sweep_contexts {max(lengths)}: {target.name} has room for {longest} tokens before an answer")

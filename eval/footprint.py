@@ -44,20 +44,23 @@ def footprint(target: Any, draft: Any, tally: Tally, rereads: bool) -> Footprint
 def flop_per_token(model: Any) -> int:
     """Of one token's forward: 2 for each weight of a matrix; an embedding that is not the head is only looked up.
 
-    A mixture of experts is counted whole.
+    A mixture of experts is counted whole, an encoder not at all.
     """
-    matrices = sum(weight.numel() for weight in model.parameters() if weight.ndim >= 2)
+    weights = getattr(model, "decoding_weights", None) or list(model.parameters())
+    matrices = sum(weight.numel() for weight in {id(weight): weight for weight in weights}.values() if weight.ndim >= 2)
     embedding, head = _weight(model, "get_input_embeddings"), _weight(model, "get_output_embeddings")
     looked_up = embedding.numel() if embedding is not None and embedding is not head else 0
     return 2 * (matrices - looked_up)
 
 
 def kv_bytes_per_token(model: Any) -> int:
-    """Of all attention layers, keys and values, in the model's dtype."""
+    """Of all attention layers of a decoder, keys and values, in the model's dtype: of a source's token the cross
+    attention's, of an answer's its own."""
     if not list(model.parameters()):
         return 0  # a draft that only looks up
     config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None) or ["attention"] * config.num_hidden_layers
+    depth = getattr(config, "num_decoder_layers", None) or config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or ["attention"] * depth
     layers = sum("attention" in kind for kind in kinds)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -148,7 +148,9 @@ def _run(
         contexts=sweep_contexts(
             target, draft, prompt_ids, decoding, options.sweep_contexts, under_way.folder / "contexts.jsonl"
         ),
-        prefix=None if options.compile else prefix_reuse(target, draft, prompt_ids, decoding),
+        prefix=None
+        if options.compile or target.model.config.is_encoder_decoder  # a source is encoded as a whole
+        else prefix_reuse(target, draft, prompt_ids, decoding),
         lookups=[
             *sweep(target, prompt_ids[: options.lookup_prompts], lookups, under_way.folder / "lookups.jsonl"),
             *([measured_already(options.draft, compared, decoding)] if lookups else []),

@@ -4,14 +4,15 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models; and two test processes share two cores
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 torch.set_num_threads(1)
 
@@ -21,6 +22,7 @@ CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+FLAN = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 CORPUS = [
     "The old pump measures the long list under the bridge.",
     "Our baker repairs the blue gate near the harbour before noon.",
@@ -52,6 +54,44 @@ def make_llama(vocabulary: int, layers: int, seed: int, width: int = 32, context
         initializer_range=0.2, bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
+
+
+def make_t5(vocabulary: int, layers: int, seed: int, model_type: str = "t5", **config: Any) -> Any:
+    """A random model of the T5 family, as it was first published unless `config` says otherwise."""
+    torch.manual_seed(seed)
+    shape = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": layers, "num_decoder_layers": layers, "num_heads": 4}
+    return AutoModelForSeq2SeqLM.from_config(
+        AutoConfig.for_model(
+            model_type,
+            vocab_size=vocabulary,
+            initializer_factor=1.5,
+            decoder_start_token_id=0,
+            n_positions=64,
+            **(shape | config),
+        )
+    ).eval()
+
+
+def make_t5_tokenizer() -> PreTrainedTokenizerFast:
+    """Ids 0 pad, 1 end, as T5's; a text gets an end token, and there is no chat template."""
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<pad>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    raw.train_from_iterator(CORPUS, trainer)
+    raw.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>", pad_token="<pad>")
+
+
+@pytest.fixture(scope="session")
+def tiny_t5(tmp_path_factory) -> Path:
+    """A random encoder–decoder target of three decoder layers, with rows of vocabulary that no token has."""
+    folder = tmp_path_factory.mktemp("models") / "t5"
+    make_t5(320, layers=3, seed=0, dropout_rate=0.0, **FLAN).save_pretrained(folder)
+    make_t5_tokenizer().save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
