@@ -18,7 +18,7 @@ from configs.errors import UserError
 from decode.adapters import ADAPTER_CONFIG, adapter_base, merge_adapter
 from decode.drafts.feature_config import speculators_config
 from decode.drafts.head import SIZE, is_feature_draft, load_trimmed
-from decode.encoder_decoder import EncoderDecoder, complete_config
+from decode.encoder_decoder import EncoderDecoder, complete_config, transformers_model
 from decode.trust import check_files, code_arguments, find_file, refusal_advice, weight_arguments
 
 if not torch.accelerator.is_available():
@@ -156,7 +156,8 @@ def _load_merged(text: str, base: str, config: Any, dtype: str, device: str) -> 
     whole = load_model(base, "float32", device)
     wanted = named_dtype(dtype)
     wanted = wanted if isinstance(wanted, torch.dtype) else whole.stored_dtype
-    model = merge_adapter(whole.model, reference.location, wanted, **reference.arguments())
+    model = merge_adapter(transformers_model(whole.model), reference.location, wanted, **reference.arguments())
+    model = EncoderDecoder(model) if config.is_encoder_decoder else model
     block = getattr(config, "draftsmith", None)
     if block is not None:
         model.config.draftsmith = block  # the adapter's own: whose draft it has become

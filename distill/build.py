@@ -117,6 +117,7 @@ def identity(target: Loaded, kind: str) -> dict[str, Any]:
     """The `draftsmith` block of a draft's config.json: whose draft it is."""
     return {
         "kind": kind,
+        "encoder_decoder": bool(target.model.config.is_encoder_decoder),
         "target": _public_name(target),
         "target_revision": target.revision,
         "target_weights": _said_by_folder(target, "weights"),

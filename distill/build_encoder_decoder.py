@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from configs.errors import UserError
 from decode.encoder_decoder import EncoderDecoder
@@ -40,6 +41,8 @@ def cut_encoder_decoder(
             }
         weights.setdefault(f"{stack}.block.0.{BIAS}", source[f"{stack}.block.0.{BIAS}"])
     draft = type(target.model)(config)
+    if target.model.lm_head.weight is not target.model.shared.weight:  # FLAN-T5's head is its own, whatever it says
+        draft.lm_head.weight = nn.Parameter(draft.lm_head.weight.detach().clone())
     draft.load_state_dict({name: weights[name] for name in draft.state_dict()})
     draft.generation_config = copy.deepcopy(target.generation_config)
     return EncoderDecoder(draft).float()

@@ -11,6 +11,7 @@ from rich.progress import track
 from configs.errors import UserError
 from configs.provenance import provenance
 from decode.drafts.contract import Draft
+from decode.encoder_decoder import EncoderDecoder
 from decode.generation import Settings
 from decode.laws import Law
 from decode.models import Loaded
@@ -28,16 +29,17 @@ DEPTHS = (1, 2, 4)
 def usual_shapes(target: Loaded) -> dict[str, DraftSettings]:
     """Feature drafts with heads of several sizes; causal LMs of some of its layers, and one of half its width."""
     vocabulary = len(target.tokenizer)
-    heads = [size for size in HEADS if size < vocabulary]
+    config = target.model.config
+    has_encoder = config.is_encoder_decoder  # then drafts are whole models of their own
+    heads = [] if has_encoder else [size for size in HEADS if size < vocabulary]
     shapes = {f"eagle3, head {size}": DraftSettings(kind="eagle3", vocabulary=size) for size in heads}
-    shapes["eagle3, whole head"] = DraftSettings(kind="eagle3")
-    depth = target.model.config.num_hidden_layers
+    shapes |= {} if has_encoder else {"eagle3, whole head": DraftSettings(kind="eagle3")}
+    depth = config.num_decoder_layers if has_encoder else config.num_hidden_layers
     for layers in (d for d in DEPTHS if d < depth):
         chosen = (*range(layers - 1), -1)
         for size in [*heads[1:2], 0]:
             name = f"lm, {layers} layer{'s' * (layers > 1)}, {f'head {size}' if size else 'whole head'}"
             shapes[name] = DraftSettings(kind="lm", layers=chosen, vocabulary=size)
-    config = target.model.config
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     width = config.hidden_size // head // 2 * head
     if width:
@@ -56,7 +58,7 @@ def measure_profile(
     """
     if context + longest + ROUNDS + GAMMA + 1 > target.context_tokens:
         raise UserError(f"--context {context}: the target holds {target.context_tokens} tokens, rounds included")
-    ids = torch.randint(0, len(target.tokenizer), (context,), generator=torch.Generator().manual_seed(0)).tolist()
+    ids = _some_text(target, context)
     decoding = Settings(law, seed=0)
     threads = threads or fastest_threads(target.model, ids, decoding)
     if target.model.device.type == "cpu":
@@ -83,6 +85,15 @@ def measure_profile(
         | {"threads": threads, "target_revision": target.revision, "context": context, "temperature": law.temperature},
         provenance=provenance() | {"device": str(target.model.device)},
     )
+
+
+def _some_text(target: Loaded, tokens: int) -> list[int]:
+    """Random ids; for an encoder–decoder target a whole source."""
+    ids = torch.randint(0, len(target.tokenizer), (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
+    if isinstance(target.model, EncoderDecoder):
+        end = target.model.source_end
+        ids = [token if token != end else end + 1 for token in ids[:-1]] + [end]
+    return ids
 
 
 def _shape_cost(name: str, shape: DraftSettings, draft: Draft[Any], latency: Latency) -> ShapeCost:

@@ -20,9 +20,11 @@ def usage(block: Mapping[str, Any], draft_name: str) -> str:
     parts = ["## Usage", f'```bash\n{command} --prompt "Why is the sky blue?"\n```']
     if length:
         parts.insert(1, f"Recommended draft length: {length} tokens per round.")
-    parts += _engines(block, target, draft_name, length)
+    has_encoder = bool(block.get("encoder_decoder"))
+    if not has_encoder:
+        parts += _engines(block, target, draft_name, length)
     if block.get("kind") == "lm" and not block.get("vocabulary_map_hash"):
-        snippet = serve_command("transformers", "lm", target, draft_name, length)
+        snippet = serve_command("transformers", "lm", target, draft_name, length, has_encoder)
         parts.append(f"```python\n{snippet}\n```")
     return "\n\n".join(parts)
 

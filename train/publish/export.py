@@ -17,6 +17,7 @@ from decode.drafts.eagle3_model import LlamaForCausalLMEagle3
 from decode.drafts.feature_config import TAPS
 from decode.drafts.head import SIZE, head_ids, is_feature_draft, map_fingerprint
 from decode.drafts.kinds import load_feature_weights
+from decode.encoder_decoder import transformers_model
 from decode.models import (
     Loaded,
         describe_model,
@@ -66,6 +67,11 @@ def export(draft: str, out: Path, engine: str, target: str | None = None) -> Exp
             f"{draft}: a feature draft reads its target's hidden states, which transformers' assisted generation does "
             "not hand over; decode it with `draftsmith decode`, or export it to vllm or sglang"
         )
+    if config.is_encoder_decoder and engine != "transformers":
+        raise UserError(
+            f"{draft}: {engine} serves no encoder–decoder models of this family; export it to transformers, whose "
+            "assisted generation takes it"
+        )
     served, notes = _target(target, block)
     name = target or str(block.get("target") or "TARGET")
     gamma = block.get("recommended_num_draft_tokens")
@@ -85,11 +91,12 @@ def export(draft: str, out: Path, engine: str, target: str | None = None) -> Exp
             _write_feature_draft(ready.model, block, engine, architectures, gamma, unfinished)
         else:
             ready.model.config.draftsmith = block
-            ready.model.save_pretrained(unfinished)
+            transformers_model(ready.model).save_pretrained(unfinished)
             check_plain_export(ready.trained, unfinished)
         another = kind == "lm" and getattr(config, SIZE, None)  # with its whole head it is not what was measured
         _carry(draft, CARRIED[1:] if another else CARRIED, unfinished)
-    return Exported(out, serve_command(engine, kind, name, str(out), gamma), tuple(notes))
+    command = serve_command(engine, kind, name, str(out), gamma, config.is_encoder_decoder)
+    return Exported(out, command, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -205,10 +212,15 @@ def _plain_draft(draft: str, block: dict[str, Any], target: Loaded | None, gamma
 def whole_vocabulary(model: Any, rows: int) -> None:
     """Give a causal LM a head and embeddings of `rows` rows, in place; ids that it had no row for get zeros.
 
-    A row of zeros has logit 0, which seldom wins; where the head has a bias, it never does.
+    A row of zeros has logit 0, which seldom wins; where the head has a bias, it never does. Raises UserError for an
+    encoder–decoder model of another size.
     """
     ids, head = head_ids(model), model.get_output_embeddings()
     before = int(model.config.vocab_size)
+    if model.config.is_encoder_decoder and rows != before:
+        raise UserError(
+            f"the draft has {before} rows of vocabulary and its target {rows}, which transformers does not draft with"
+        )
     with torch.no_grad():
         if ids is not None:
             whole = nn.Linear(head.in_features, before, bias=head.bias is not None, dtype=head.weight.dtype)

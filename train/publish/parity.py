@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import LlamaConfig
 
 from configs.errors import UserError
 from decode.chat import render_prompt
 from decode.drafts.eagle3_model import LlamaForCausalLMEagle3, unroll
 from decode.drafts.feature_config import TAPS
 from decode.drafts.head import SIZE, head_ids, layer_name
-from decode.models import load_tokenizer
+from decode.encoder_decoder import EncoderDecoder
+from decode.models import load_model, load_tokenizer
 from eval.suites import read_suite
 from train.publish.engine_forms import read_feature_config
 
@@ -99,7 +100,7 @@ def plain_gap(trained: Any, folder: Path, ids: Tensor) -> float:
 
     ids [1, T]. Compared are the target's ids that `trained` has a row for.
     """
-    exported = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    exported = load_model(str(folder), "float32", "cpu").model
     kept, ours, theirs = head_ids(trained), trained(ids).logits, exported(ids).logits
     if kept is None:
         rows = min(ours.shape[-1], theirs.shape[-1])
@@ -111,6 +112,8 @@ def check_plain_export(trained: Any, folder: Path) -> None:
     """Raises UserError when transformers' own reading of `folder` gives other logits than `trained` (float32)."""
     some = min(int(trained.config.vocab_size), len(load_tokenizer(str(folder))))
     ids = torch.randint(some, (1, POSITIONS), generator=torch.Generator().manual_seed(0))
+    if isinstance(trained, EncoderDecoder):
+        ids[:, POSITIONS // 2] = trained.source_end
     gap = plain_gap(trained, folder, ids)
     if not gap <= CLOSE:
         raise UserError(f"{folder.name}: its logits differ from the trained draft's by {gap}")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from configs.errors import UserError
 from decode.drafts.head import SIZE
@@ -21,7 +21,8 @@ def plain_checks(folder: DraftFolder) -> Iterator[Finding]:
     """What an engine, or transformers, would stumble over."""
     config = folder.config
     names = config.get("architectures") or []
-    if not any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+    endings = ("ForConditionalGeneration",) if config.get("is_encoder_decoder") else ("ForCausalLM", "LMHeadModel")
+    if not any(str(name).endswith(endings) for name in names):
         yield Finding(
             f"architectures is {names}", "Engines choose the model's class by it, and know none of that name",
             "write the class that it was trained as, e.g. LlamaForCausalLM",
@@ -43,7 +44,8 @@ def plain_checks(folder: DraftFolder) -> Iterator[Finding]:
 def _loaded(folder: DraftFolder) -> Iterator[Finding]:
     """transformers' own word on which tensors it misses, does not read, or finds in another shape."""
     try:
-        model, said = AutoModelForCausalLM.from_pretrained(
+        loader = AutoModelForSeq2SeqLM if folder.config.get("is_encoder_decoder") else AutoModelForCausalLM
+        model, said = loader.from_pretrained(
             folder.path,
             use_safetensors=True,
             output_loading_info=True,
@@ -51,9 +53,7 @@ def _loaded(folder: DraftFolder) -> Iterator[Finding]:
             **code_arguments(),
         )
     except UNLOADABLE as error:
-        yield Finding(
-            f"transformers makes no causal language model of it ({first_line(error)})", "Nor do engines", RETRAIN
-        )
+        yield Finding(f"transformers makes no language model of it ({first_line(error)})", "Nor do engines", RETRAIN)
         return
     tied = bool(model.config.tie_word_embeddings)
     missing = sorted(name for name in said["missing_keys"] if not (tied and name == HEAD))

@@ -7,7 +7,9 @@ from pathlib import Path
 UNMEASURED_LENGTH = 3  # γ where no report recommends one
 
 
-def serve_command(engine: str, kind: str, target: str, draft: str, length: int | None) -> str:
+def serve_command(
+    engine: str, kind: str, target: str, draft: str, length: int | None, has_encoder: bool = False
+) -> str:  # fmt: skip
     """What to run, at `length` drafted tokens a round, or at what engines need where none was measured.
 
     For transformers it is Python. `target` may be a Hub id@revision.
@@ -27,14 +29,15 @@ def serve_command(engine: str, kind: str, target: str, draft: str, length: int |
             f"--speculative-num-steps {gamma} --speculative-eagle-topk 1 --speculative-num-draft-tokens {gamma + 1}"
         )
     source = json.dumps(name) + (f", revision={json.dumps(revision)}" if revision else "")
+    loader = "AutoModelForSeq2SeqLM" if has_encoder else "AutoModelForCausalLM"
     measured = [f"draft.generation_config.num_assistant_tokens = {length}"] if length else []
     return "\n".join(
         [
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            f"from transformers import {loader}, AutoTokenizer",
             "",
             f"tokenizer = AutoTokenizer.from_pretrained({source})",
-            f"target = AutoModelForCausalLM.from_pretrained({source})",
-            f"draft = AutoModelForCausalLM.from_pretrained({json.dumps(draft)})",
+            f"target = {loader}.from_pretrained({source})",
+            f"draft = {loader}.from_pretrained({json.dumps(draft)})",
             *measured,
             'inputs = tokenizer("Why is the sky blue?", return_tensors="pt")',
             "output = target.generate(**inputs, assistant_model=draft, max_new_tokens=64)",
