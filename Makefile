@@ -33,9 +33,9 @@ check: .venv/.ready  ## lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test-quantise: setup  ## quantised models: torchao is there for the length of these tests, since it slows every import
-	$(BIN)/python -m pip install --quiet "torchao>=0.18"
-	$(BIN)/python -m pytest tests/test_decode_quantise.py; found=$$?; $(BIN)/python -m pip uninstall --quiet --yes torchao; exit $$found
+test-quantise: setup  ## quantised models: the libraries are there for these tests alone, since torchao slows every import
+	$(BIN)/python -m pip install --quiet --no-deps "torchao>=0.18" "bitsandbytes>=0.49"
+	$(BIN)/python -m pytest tests/test_decode_quantise.py; found=$$?; $(BIN)/python -m pip uninstall --quiet --yes torchao bitsandbytes; exit $$found
 
 soak: .venv/.ready  ## kill data, cache and training at random moments; nothing may be lost
 	$(BIN)/python scripts/soak.py

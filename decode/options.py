@@ -49,11 +49,12 @@ class DecodeOptions(StrictSettings):
     )
     min_new_tokens: int = Field(0, description="No end token before this many.")
     stop: tuple[str, ...] = Field((), description="A text that ends the answer; may be given several times.")
-    quantize_target: Literal["int8", "int4"] | None = Field(
+    quantize_target: Literal["int8", "int4", "nf4"] | None = Field(
         None,
-        description="Quantise the target's weights (torchao); the output is then that target's. Default: as stored.",
+        description="Quantise the target's weights: int8, int4 (torchao) or nf4 (bitsandbytes); the output is then "
+        "that target's. Default: as stored.",
     )
-    quantize_draft: Literal["int8", "int4"] | None = Field(
+    quantize_draft: Literal["int8", "int4", "nf4"] | None = Field(
         None, description="The same for the draft. Default: as stored."
     )
     compile: bool = Field(

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from decode.quantise import stored_bytes
+from decode.quantise import numbers, stored_bytes
 from decode.trace import Tally
 
 GIB = 2**30
@@ -47,7 +47,9 @@ def flop_per_token(model: Any) -> int:
     A mixture of experts is counted whole, an encoder not at all.
     """
     weights = getattr(model, "decoding_weights", None) or list(model.parameters())
-    matrices = sum(weight.numel() for weight in {id(weight): weight for weight in weights}.values() if weight.ndim >= 2)
+    matrices = sum(
+        numbers(weight) for weight in {id(weight): weight for weight in weights}.values() if weight.ndim >= 2
+    )
     embedding, head = _weight(model, "get_input_embeddings"), _weight(model, "get_output_embeddings")
     looked_up = embedding.numel() if embedding is not None and embedding is not head else 0
     return 2 * (matrices - looked_up)
@@ -64,7 +66,8 @@ def kv_bytes_per_token(model: Any) -> int:
     layers = sum("attention" in kind for kind in kinds)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * layers * heads * width * next(model.parameters()).element_size())
+    element = next(weight for weight in model.parameters() if weight.is_floating_point()).element_size()
+    return int(2 * layers * heads * width * element)
 
 
 def _gib(model: Any) -> float:

@@ -14,9 +14,10 @@ from decode.generation import Settings, generate_ids
 from decode.laws import Law
 from decode.models import load_model
 from decode.options import DecodeOptions
-from decode.quantise import in_float32, is_packed, quantise, quantised, stored_bytes
+from decode.quantise import in_float32, is_packed, numbers, quantise, quantised, stored_bytes
 
-pytest.importorskip("torchao")
+for library in ("torchao", "bitsandbytes"):
+    pytest.importorskip(library)
 IDS = torch.arange(3, 40).unsqueeze(0)
 
 
@@ -25,31 +26,52 @@ def plain():
     return make_llama(90, layers=3, seed=5, width=64).bfloat16()
 
 
-@pytest.fixture(scope="module")
-def packed(plain):
+@pytest.fixture(scope="module", params=["int8", "nf4"])
+def packed(plain, request):
     model = copy.deepcopy(plain)
-    quantise(model, "int8")
+    quantise(model, request.param)
     return model
 
 
-def test_linear_weights_are_int8_with_one_scale_a_row_and_embeddings_stay(plain, packed):
+def test_linear_weights_are_int8_with_one_scale_a_row_and_embeddings_stay(plain):
+    model = copy.deepcopy(plain)
+    quantise(model, "int8")
     weight = plain.model.layers[0].mlp.up_proj.weight.float()
-    found = packed.model.layers[0].mlp.up_proj.weight
+    found = model.model.layers[0].mlp.up_proj.weight
     assert is_packed(found)
-    assert not is_packed(packed.model.embed_tokens.weight)
+    assert not is_packed(model.model.embed_tokens.weight)
     step = weight.abs().amax(dim=1, keepdim=True) / 127
     assert ((found.dequantize().float() - weight).abs() <= step * 0.75 + 4e-3 * weight.abs()).all()
     assert stored_bytes(found) < 0.6 * stored_bytes(plain.model.layers[0].mlp.up_proj.weight)
+    assert numbers(found) == weight.numel()
 
 
-def test_a_copy_in_float32_has_the_very_values_of_the_quantised_weights(packed):
+def test_linear_weights_are_nf4_with_one_scale_for_64_and_embeddings_stay(plain):
+    """Of 16 values for each scale, the nearest; no two of them lie further apart than 0.31 of the largest weight."""
+    model = copy.deepcopy(plain)
+    quantise(model, "nf4")
+    weight = plain.model.layers[0].mlp.up_proj.weight.float()
+    found = model.model.layers[0].mlp.up_proj.weight
+    assert is_packed(found)
+    assert not is_packed(model.model.embed_tokens.weight)
+    values = in_float32(model).model.layers[0].mlp.up_proj.weight
+    scale = weight.view(-1, 64).abs().amax(1, keepdim=True)
+    assert ((values - weight).view(-1, 64).abs() <= 0.155 * scale + 4e-3 * weight.view(-1, 64).abs()).all()
+    assert len((values.view(-1, 64) / scale).mul(100).round().unique()) <= 3 * 16
+    assert stored_bytes(found) < 0.35 * stored_bytes(plain.model.layers[0].mlp.up_proj.weight)
+    assert numbers(found) == weight.numel()
+
+
+def test_a_copy_in_float32_computes_what_the_quantised_model_does(packed):
     twin = in_float32(packed)
     assert all(not is_packed(weight) and weight.dtype == torch.float32 for weight in twin.parameters())
-    for name, module in packed.named_modules():
-        if isinstance(module, torch.nn.Linear):
-            assert torch.equal(twin.get_submodule(name).weight, module.weight.dequantize().float()), name
     assert torch.equal(twin.model.rotary_emb.inv_freq, packed.model.rotary_emb.inv_freq)
+    x = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
+        for name, module in packed.named_modules():
+            if isinstance(module, torch.nn.Linear) and module.in_features == 64:
+                found, expected = module(x.bfloat16()).float(), twin.get_submodule(name)(x.bfloat16().float())
+                torch.testing.assert_close(found, expected, atol=0.05, rtol=0.05)
         assert (twin(IDS).logits - packed(IDS).logits.float()).abs().max() < 0.5
     assert is_packed(packed.lm_head.weight), "the model itself is as it was"
 
@@ -62,12 +84,13 @@ def test_speculation_equals_plain_decoding_of_the_quantised_target_in_float32(pl
     assert answer.tally.accepted > 5
 
 
-def test_a_quantised_draft_of_either_kind_still_drafts(tiny_target, tiny_draft):
+@pytest.mark.parametrize("precision", ["int8", "nf4"])
+def test_a_quantised_draft_still_drafts_for_a_quantised_target(tiny_target, tiny_draft, precision):
     target = load_model(str(tiny_target), "bfloat16")
     draft = load_draft(target, str(tiny_draft), "bfloat16")
-    asked = DecodeOptions(quantize_target="int8", quantize_draft="int8", temperature=0, max_new_tokens=24)
+    asked = DecodeOptions(quantize_target=precision, quantize_draft=precision, temperature=0, max_new_tokens=24)
     target = asked.quantised(target, draft)
-    assert target.revision.endswith("+int8")
+    assert target.revision.endswith(f"+{precision}")
     assert is_packed(draft.model.lm_head.weight)
     exact = draft.in_float32()
     assert all(not is_packed(weight) for weight in exact.model.parameters())
@@ -86,8 +109,10 @@ def test_what_cannot_be_quantised_is_said(tiny_target, monkeypatch):
         with pytest.raises(UserError, match=r"int4: torchao (cannot do it on this cpu|leaves) .*try int8"):
             quantised(target, "int4")
     monkeypatch.setitem(__import__("sys").modules, "torchao.quantization", None)
-    with pytest.raises(UserError, match="needs torchao"):
-        quantised(target, "int8")
+    monkeypatch.setitem(__import__("sys").modules, "bitsandbytes.nn", None)
+    for precision, library in (("int8", "torchao"), ("nf4", "bitsandbytes")):
+        with pytest.raises(UserError, match=f"needs {library}"):
+            quantised(target, precision)
 
 
 def test_python_calls_are_told_to_quantise_the_models_themselves(tiny_target):

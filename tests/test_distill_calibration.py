@@ -1,19 +1,21 @@
 """The draft's own temperature: fitted where α is largest, stored in the draft, used when decoding."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from conftest import make_llama
 
 import decode
+from decode.drafts.head import trim_head
 from decode.drafts.lm import LMDraft
 from decode.drafts.temperature import drafting_temperature
 from decode.generation import Settings, generate_ids
 from decode.laws import Law
 from decode.models import load_model
 from distill.build import build_lm_draft, save_draft
-from distill.calibration import fit_temperatures, store_temperatures
+from distill.calibration import RATIOS, fit_temperatures, store_temperatures
 from distill.rows import Row
 from distill.teacher import Teacher
 
@@ -25,6 +27,29 @@ def test_a_draft_that_is_surer_than_the_target_is_to_draft_at_a_higher_temperatu
     rows = [Row([5, 9, 30 + i, 7, 8, 41, 60], [False] * 3 + [True] * 4, i) for i in range(8)]
     fitted = fit_temperatures(LMDraft(draft, 90), Teacher(target), rows, Law(1.0), torch.device("cpu"))
     assert fitted == pytest.approx({t: 1.4 * t for t in fitted})
+
+
+@pytest.mark.parametrize("law", [Law(1.0), Law(1.0, top_k=5), Law(1.0, top_p=0.8, vocabulary=80)], ids=str)
+def test_what_is_fitted_is_the_best_of_all_ratios_over_the_whole_vocabulary(law):
+    """A trimmed head against the very definition: α of whole laws, every ratio tried at every temperature."""
+    target, draft = make_llama(90, layers=2, seed=0), make_llama(90, layers=1, seed=0)
+    trim_head(draft, torch.arange(0, 90, 2))
+    rows = [Row([5, 9, 30 + i, 7, 8, 41, 60], [False] * 3 + [True] * 4, i) for i in range(6)]
+    fitted = fit_temperatures(LMDraft(draft, 90), Teacher(target), rows, law, torch.device("cpu"))
+    for temperature, found in fitted.items():
+        alpha = dict.fromkeys(RATIOS, 0.0)
+        for row in rows:
+            ids = torch.tensor([row.ids])
+            with torch.no_grad():
+                p_logits = target(ids).logits[:, 2:6]
+                (q_logits,) = LMDraft(draft, 90).replayed(ids, None, torch.arange(2, 6), 1)
+            p = replace(law, temperature=temperature)(p_logits)
+            for ratio in RATIOS:
+                q = replace(law, temperature=temperature * ratio)(q_logits)
+                alpha[ratio] += float(torch.minimum(p, q).double().sum())
+        assert alpha[min(RATIOS, key=lambda ratio: abs(found - ratio * temperature))] == pytest.approx(
+            max(alpha.values())
+        )
 
 
 def test_between_fitted_temperatures_the_ratio_is_interpolated_and_beyond_them_kept():

@@ -12,6 +12,7 @@ HOMES = {
     "accelerate": {"train/parallel.py", "train/launching.py"},
     "deepspeed": {"train/parallel.py"},
     "torchao": {"decode/quantise.py"},
+    "bitsandbytes": {"decode/quantise.py"},
     "peft": {"decode/adapters.py", "train/lora.py"},
     "wandb": {"train/tracking.py"},
     "huggingface_hub": {"decode/models.py"}
