@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Every table of docs/results.md on drafts for SmolLM2-135M-Instruct, from nothing. What is there already is reused, a
 # killed run goes on where it was, and no single run takes more than two hours on two cores.
-# usage: scripts/reproduce_smollm2.sh [flagship|kinds|objectives|shapes|verification]...   (default: all of them)
+# usage: scripts/reproduce_smollm2.sh [flagship|kinds|objectives|shapes|verification|reach|precision|lookup]...
+# (default: all of them)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH" TOKENIZERS_PARALLELISM=false
@@ -71,6 +72,33 @@ verification() { # token against block at T = 0.7 and 1, the flagship
     done
 }
 
+reach() { # batches and long texts, the flagship
+    measure runs/flagship/draft runs/reach 8 --num-draft-tokens 2 --sweep-prompts 8 \
+        --sweep-batches 1 --sweep-batches 2 --sweep-batches 4 --sweep-batches 8 --sweep-batches 16 \
+        --sweep-contexts 512 --sweep-contexts 1024 --sweep-contexts 2048 --sweep-contexts 4096 --sweep-contexts 8100
+}
+
+precision() { # target and draft in fewer bits, the flagship; the libraries are there for this alone
+    pip install --quiet --no-deps "torchao>=0.18" "bitsandbytes>=0.49"
+    local of_target of_draft options
+    for of_target in bf16 int8 nf4; do
+        for of_draft in bf16 int8; do
+            options=()
+            if [ $of_target != bf16 ]; then options+=(--quantize-target $of_target); fi
+            if [ $of_draft != bf16 ]; then options+=(--quantize-draft $of_draft); fi
+            measure runs/flagship/draft "runs/precision-$of_target-$of_draft" 8 --num-draft-tokens 2 --max-new-tokens 48 \
+                --lookup-prompts 0 "${options[@]}"
+        done
+    done
+    pip uninstall --quiet --yes torchao bitsandbytes
+}
+
+lookup() { # drafts without training, alone and beside the flagship
+    measure lookup runs/lookup 32 --num-draft-tokens 4
+    measure lookup+runs/flagship/draft runs/lookup-flagship 32 --num-draft-tokens 3
+    measure lookup+runs/flagship/draft runs/lookup-flagship-t1 32 --num-draft-tokens 3 --temperature 1
+}
+
 short() { # NAME OVERRIDES: a run of the flagship's recipe at a small budget
     local name=$1
     shift
@@ -78,5 +106,5 @@ short() { # NAME OVERRIDES: a run of the flagship's recipe at a small budget
         train.measure_every=150 train.save_every=150 "$@"
 }
 
-if [ $# -eq 0 ]; then set -- flagship kinds objectives shapes verification; fi
+if [ $# -eq 0 ]; then set -- flagship kinds objectives shapes verification reach precision lookup; fi
 for part in "$@"; do "$part"; done

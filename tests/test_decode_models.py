@@ -13,14 +13,13 @@ from decode.drafts.lm import LMDraft
 from decode.generation import Settings, generate_ids
 from decode.laws import Law
 from decode.models import (
-    Reference,
-        load_model,
+    load_model,
     load_tokenizer,
     named_dtype,
-    parse_reference,
     tokenizer_fingerprint,
 )  # fmt: skip
 from decode.pairing import check_pair
+from decode.reference import Reference, parse_reference
 
 
 def test_a_hub_id_may_carry_a_revision():

@@ -23,10 +23,10 @@ from decode.models import (
     load_tokenizer,
     named_device,
     named_dtype,
-    parse_reference,
     read_model_config,
 )
 from decode.pairing import check_pair
+from decode.reference import parse_reference
 
 LOOKUP = "lookup"
 

@@ -20,13 +20,13 @@ from decode.drafts.kinds import load_feature_weights
 from decode.encoder_decoder import transformers_model
 from decode.models import (
     Loaded,
-        describe_model,
+    describe_model,
     load_model,
     load_tokenizer,
-    parse_reference,
     read_model_config,
 )  # fmt: skip
 from decode.pairing import check_pair
+from decode.reference import parse_reference
 from decode.trust import find_file, stays_inside
 from train.publish.engine_forms import BODY, flat_config, speculators_form
 from train.publish.fetch import is_at_hand

@@ -6,7 +6,8 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HTTPError
 
 from configs.errors import UserError
-from decode.models import UNLOADABLE, first_line, parse_reference
+from decode.models import UNLOADABLE, first_line
+from decode.reference import parse_reference
 from decode.trust import find_file
 
 READ, LEFT = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"], ["*/*"]  # nothing that could run

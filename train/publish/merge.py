@@ -11,7 +11,8 @@ from decode.adapters import adapter_base
 from decode.drafts.eagle3_model import LlamaForCausalLMEagle3
 from decode.drafts.head import is_feature_draft
 from decode.drafts.kinds import with_weights
-from decode.models import load_model, load_tokenizer, parse_reference, read_model_config
+from decode.models import load_model, load_tokenizer, read_model_config
+from decode.reference import parse_reference
 
 
 def merge(adapter: str, out: Path) -> Path:
