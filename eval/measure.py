@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from rich.progress import track
 
 from configs.bad_rows import BadRows
 from configs.errors import UserError
-from configs.files import read_json, sha256, without_local_paths, write_json, write_text
+from configs.files import read_json, sha256
 from configs.provenance import provenance
-from configs.reader import differing_keys
-from configs.records import read_records, write_parquet
+from configs.records import read_records
 from decode.chat import render_prompt
 from decode.compiled import uncompiled
 from decode.drafts.contract import Draft
@@ -31,14 +29,12 @@ from eval.contexts import check_contexts, sweep_contexts
 from eval.eval_options import EvalOptions
 from eval.latency import fastest_threads, profile
 from eval.live import PromptRun, run_prompt
-from eval.markdown import to_markdown
 from eval.overlap import row_texts, training_overlap
-from eval.page import to_html
-from eval.plots import plot_lengths, plot_positions, plot_round
 from eval.prefix import prefix_reuse
 from eval.record import keep_record
 from eval.replay import Replay, replay_text
 from eval.report import Overlap, Report
+from eval.report_folder import hand_to_draft, read_back, write_report
 from eval.suites import Prompt, fingerprint, read_suite, stratified
 from eval.sweep import at_length, at_temperature, measured_already, sweep, without_training
 from eval.under_way import UnderWay
@@ -84,7 +80,7 @@ def measure(options: EvalOptions, out: Path) -> Report:
         "fitted_draft_temperatures": {f"{t:g}": value for t, value in draft.temperatures.items()},
         "run_dtype": str(target.model.dtype).removeprefix("torch."),
     }
-    report = _read_back(out / "report.json", described, options.threads)
+    report = read_back(out / "report.json", described, options.threads)
     if report:
         print(f"{out}: measured already, read back", file=sys.stderr)
     else:
@@ -95,11 +91,11 @@ def measure(options: EvalOptions, out: Path) -> Report:
         described |= {"threads": under_way.profiled.threads}
         made = provenance() | {"device": str(target.model.device)}
         report = assemble(target, draft, found, described, _training(trained_part(options.draft) or ""), overlap, made)
-        _write(report, found.runs, out)
+        write_report(report, found.runs, out)
         under_way.end()
         keep_record(options.record or out.parent / "predictions.jsonl", report)
-    if not looks_up(options.draft):
-        _hand_to_draft(report, Path(options.draft))
+    if not (looks_up(options.draft) or options.quantize_target or options.quantize_draft):
+        hand_to_draft(report, Path(options.draft))
     return report
 
 
@@ -229,30 +225,6 @@ def _checked_ids(target: Loaded, prompt: Prompt) -> list[int]:
     return ids
 
 
-def _read_back(path: Path, described: dict[str, Any], threads: int) -> Report | None:
-    if not path.is_file():
-        return None
-    try:
-        report = Report.model_validate_json(path.read_text(encoding="utf-8"))
-    except ValidationError:
-        raise UserError(f"{path}: not a report of this version; name another --out or remove it") from None
-    # An older version knew nothing of these.
-    measured_with = {
-        "lookup_prompts": described["lookup_prompts"],
-        "sweep_batches": [],
-        "sweep_contexts": [],
-        "quantize_target": None,
-        "quantize_draft": None,
-    } | report.settings
-    measured_with |= {} if threads else {"threads": None}
-    different = differing_keys(measured_with, described | {"threads": threads or None})
-    if different:
-        raise UserError(
-            f"{path.parent}: holds another measurement (different: {', '.join(different)}); name another --out"
-        )
-    return report
-
-
 def _training(draft: str) -> dict[str, Any] | None:
     """What the training hook measured, where the draft was trained here."""
     path = Path(draft) / "training.json"
@@ -280,33 +252,6 @@ def _overlap(prompts: Sequence[Prompt], options: EvalOptions) -> Overlap | None:
     if path is None:
         return None
     return training_overlap(prompts, (row_texts(row) for _, row in read_records(path, BadRows("skip"))))
-
-
-def _write(report: Report, runs: Sequence[PromptRun], out: Path) -> None:
-    """Rounds, plots and pages first, report.json last: a folder with a report.json is whole."""
-    rounds = [
-        {"id": run.prompt.id, "round": number} | vars(done)
-        for run in runs
-        for number, done in enumerate(run.trace.rounds)
-    ]
-    write_parquet(out / "rounds.parquet", rounds)
-    plot_positions(report, out / "plots" / "positions.png")
-    plot_round(report, out / "plots" / "round.png")
-    if report.predicted:
-        plot_lengths(report, out / "plots" / "lengths.png")
-    write_text(out / "report.md", to_markdown(report))
-    write_text(out / "report.html", to_html(report, out))
-    write_json(out / "report.json", report.model_dump(mode="json"))
-
-
-def _hand_to_draft(report: Report, draft: Path) -> None:
-    """A draft folder made here takes its report along, without this machine's paths, and the recommended γ."""
-    config_path = draft / "config.json"
-    config = read_json(config_path) if config_path.is_file() else {}
-    if "draftsmith" in config:
-        config["draftsmith"]["recommended_num_draft_tokens"] = report.recommended_num_draft_tokens
-        write_json(draft / "report.json", without_local_paths(report.model_dump(mode="json")))
-        write_json(config_path, config)
 
 
 def summary_rows(report: Report) -> Sequence[tuple[str, str]]:

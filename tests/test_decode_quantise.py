@@ -1,6 +1,7 @@
 """A quantised target is a target of its own: decoding is lossless against it, and its revision says what it is."""
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -120,14 +121,18 @@ def test_python_calls_are_told_to_quantise_the_models_themselves(tiny_target):
         generate(load_model(str(tiny_target)), None, "tea", quantize_target="int8")
 
 
-def test_a_report_measures_against_the_quantised_target(tiny_target, tiny_draft, short_suite, tmp_path):
+def test_a_report_measures_against_the_quantised_target_and_stays_out_of_the_draft(
+    tiny_target, tiny_draft, short_suite, tmp_path
+):  # fmt: skip
     from measurements import settings_for
 
     from eval.measure import measure
 
+    tiny_draft = shutil.copytree(tiny_draft, tmp_path / "draft")
     asked = settings_for(tiny_target, tiny_draft, suite=short_suite, quantize_target="int8", lookup_prompts=0)
     report = measure(asked, tmp_path / "int8")
     assert report.verdict.lossless
     assert report.settings["target_revision"].endswith("+int8")
+    assert not (tiny_draft / "report.json").exists()
     plainly = measure(settings_for(tiny_target, tiny_draft, suite=short_suite, lookup_prompts=0), tmp_path / "plain")
     assert report.footprint.target_gib < plainly.footprint.target_gib
