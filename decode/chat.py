@@ -31,6 +31,7 @@ def render_prompt(tokenizer: Any, messages: Sequence[Message], arguments: Argume
     Raises UserError with the template's own words when it refuses the messages.
     """
     if not tokenizer.chat_template:
+        _refuse_arguments(arguments)
         return _plain_prompt(tokenizer, messages)
 
     def render(changed: Sequence[Message]) -> str:
@@ -56,6 +57,7 @@ def render_chat(
     if not answers:
         raise UserError("no assistant turn: nothing to learn from")
     if not tokenizer.chat_template:
+        _refuse_arguments(arguments)
         return _plain_pair(tokenizer, messages, answers)
 
     def render(changed: Sequence[Message]) -> str:
@@ -106,15 +108,17 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
 
 def _plain_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """The contents one after the other, with the special tokens that the tokenizer adds to a text."""
+    _refuse_calls(messages)
     return _plain_ids(tokenizer, "\n\n".join(message["content"] for message in messages), True)
 
 
 def _plain_pair(tokenizer: Any, messages: Sequence[Message], answers: Sequence[int]) -> Rendered:
     if answers != [len(messages) - 1]:
+        said = ", ".join(message["role"] for message in messages)
         raise UserError(
-            "this model has no chat template, so a row is one prompt and one completion; got "
-            f"{len(answers)} assistant turns in {len(messages)}"
+            f"this model has no chat template, so a row is one prompt and, last, one completion; got turns of {said}"
         )
+    _refuse_calls(messages)
     prompt = _plain_prompt(tokenizer, messages[:-1])
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     completion = _plain_ids(tokenizer, messages[-1]["content"], False) + end
@@ -123,12 +127,32 @@ def _plain_pair(tokenizer: Any, messages: Sequence[Message], answers: Sequence[i
 
 def _plain_ids(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
     """Where an end token follows the text, one that the text quotes is text: it must not end it."""
-    ids = list(tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
-    added = list(tokenizer("", add_special_tokens=add_special_tokens).input_ids)
-    end, is_ended = tokenizer.eos_token_id, not add_special_tokens or tokenizer.eos_token_id in added[-1:]
-    if is_ended and ids.count(end) > added.count(end):
-        ids = list(tokenizer(text, add_special_tokens=add_special_tokens, split_special_tokens=True).input_ids)
+    encoded = _with_specials(tokenizer, add_special_tokens)
+    ids, end, mark = encoded(text), tokenizer.eos_token_id, str(tokenizer.eos_token)
+    added = encoded("").count(end)
+    if end is None or (add_special_tokens and not added) or ids.count(end) == added:
+        return ids
+    body = _with_specials(tokenizer, False)
+    # In two pieces it is not the token, whatever the tokenizer's model makes of the whole.
+    pieces = text.replace(mark, f"{mark[:1]}\0{mark[1:]}").split("\0")
+    ids = [token for piece in pieces for token in body(piece)] + encoded("")
+    if ids.count(end) != added:
+        raise UserError(f"a text that quotes the end token {mark!r}, which this tokenizer cannot tell from the token")
     return ids
+
+
+def _with_specials(tokenizer: Any, add_special_tokens: bool) -> Callable[[str], list[int]]:
+    return lambda text: list(tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
+
+
+def _refuse_arguments(arguments: Arguments | None) -> None:
+    if arguments:
+        raise UserError(f"{', '.join(arguments)}: no effect on a model without a chat template; leave it out")
+
+
+def _refuse_calls(messages: Sequence[Message]) -> None:
+    if any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
+        raise UserError("this model has no chat template, so tool calls cannot be rendered")
 
 
 def _answer_span(

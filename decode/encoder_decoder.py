@@ -22,17 +22,23 @@ from configs.errors import UserError
 from decode.kv import cache_argument
 
 FAMILIES = ("t5", "mt5", "umt5")
-TRAINED_TOKENS = 512  # of a source, and as many of an answer, where the config has no n_positions
+TRAINED_TOKENS = 512  # of a source, and of an answer, where the config has no n_positions
 
 
 def complete_config(config: Any, name: str) -> None:
-    """Give the config of an encoder–decoder model a context length, which relative positions leave open: n_positions
-    of source and as many of answer. Raises UserError for another family than `FAMILIES`."""
+    """Give the config of an encoder–decoder model a context length, which relative positions leave open: source and
+    answer together have twice n_positions tokens. Raises UserError for another family than `FAMILIES`."""
     if config.model_type not in FAMILIES:
         raise UserError(
             f"{name}: an encoder–decoder model of type {config.model_type}; of these {', '.join(FAMILIES)} can be used"
         )
     config.max_position_embeddings = 2 * int(getattr(config, "n_positions", None) or TRAINED_TOKENS)
+
+
+def source_end(config: Any) -> int:
+    """The id that ends a source."""
+    ends = config.eos_token_id
+    return int(ends[0] if isinstance(ends, list) else ends)
 
 
 class EncoderDecoder(nn.Module):
@@ -47,10 +53,11 @@ class EncoderDecoder(nn.Module):
         self.model = model
         self.config = model.config
         complete_config(self.config, type(model).__name__)
-        ends, starts = model.config.eos_token_id, model.generation_config.decoder_start_token_id
-        self.source_end = int(ends[0] if isinstance(ends, list) else ends)
+        starts = model.generation_config.decoder_start_token_id
+        self.source_end = source_end(model.config)
         self.start = int(model.config.pad_token_id if starts is None else starts)
-        self._scale = self.config.d_model**-0.5 if getattr(self.config, "scale_decoder_outputs", False) else 1.0
+        scales = getattr(self.config, "scale_decoder_outputs", self.config.model_type == "umt5")  # umt5 had no such key
+        self._scale = self.config.d_model**-0.5 if scales else 1.0
         self._cache_name = cache_argument(model.decoder)
 
     def forward(
@@ -120,8 +127,15 @@ class EncoderDecoder(nn.Module):
 
     @property
     def decoding_weights(self) -> list[nn.Parameter]:
-        """Those that every token of an answer passes through; the encoder's are read once."""
-        return [*self.model.decoder.parameters(), *self.model.lm_head.parameters()]
+        """Those that every token of an answer passes through; what reads the source does so once."""
+        of_source = ("EncDecAttention.k.weight", "EncDecAttention.v.weight")
+        decoder = [weight for name, weight in self.model.decoder.named_parameters() if not name.endswith(of_source)]
+        return [*decoder, *self.model.lm_head.parameters()]
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """Those of encoder and decoder."""
+        return nn.ModuleList([*self.model.encoder.block, *self.model.decoder.block])
 
     def _go_on(self, ids: Tensor, cache: "SourceCache") -> Tensor:
         """Hidden states [B, T, D] of the next tokens."""

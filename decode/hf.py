@@ -33,9 +33,8 @@ def hf_generate(
     has_encoder, begun = isinstance(model, EncoderDecoder), longest
     if has_encoder:
         extra["decoder_start_token_id"], begun = model.start, 1
-        # transformers makes one with as many layers as the encoder has.
-        extra[cache_argument(model)] = model.empty_cache().decoded
-        model = transformers_model(model)
+        cache, model = model.empty_cache().decoded, transformers_model(model)
+        extra[cache_argument(model)] = cache  # transformers makes one with as many layers as the encoder has
     whole_law = whole_law or bool(law.processors)
     if whole_law:
         how = {"do_sample": not law.is_greedy, "top_k": 0}

@@ -105,7 +105,7 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
         what = f"{text}: cannot be loaded as a language model ({first_line(error)})"
         raise UserError(what + refusal_advice(error)) from error
     if reference.gguf:
-        _forget_quantization(model)
+        _forget_quantization(transformers_model(model))
     model = model.to(named_device(device)).eval().requires_grad_(False)
     stored_dtype = config.dtype or torch.float32
     return Loaded(model, load_tokenizer(text), text, weights_revision(reference, config), stored_dtype)

@@ -4,6 +4,7 @@ import warnings
 
 from configs.errors import UserError
 from decode.chat import template_fingerprint
+from decode.encoder_decoder import source_end
 from decode.models import Loaded
 
 
@@ -20,6 +21,13 @@ def check_pair(target: Loaded, draft: Loaded) -> None:
             f"draft {draft.name} and target {target.name}: only the {which} is an encoder–decoder model, and the two "
             "must read a prompt alike; use a draft made for this target"
         )
+    if target.model.config.is_encoder_decoder:
+        ends = [source_end(one.model.config) for one in (draft, target)]
+        if ends[0] != ends[1]:
+            raise UserError(
+                f"draft {draft.name} ends a source with id {ends[0]}, target {target.name} with {ends[1]} "
+                "(eos_token_id): use a draft made for this target"
+            )
     ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
     if ours != theirs:
         by_id = {i: token for token, i in theirs.items()}

@@ -9,6 +9,7 @@ from torch import nn
 
 from configs.errors import UserError
 from decode.compiled import uncompiled
+from decode.encoder_decoder import transformers_model
 from decode.models import Loaded, first_line
 
 Precision = Literal["int8", "int4", "nf4"]
@@ -17,19 +18,25 @@ Precision = Literal["int8", "int4", "nf4"]
 def quantise(model: Any, precision: Precision) -> None:
     """Quantise the weights of every linear layer of `model` in place; its activations and embeddings stay as they are.
 
-    int8 and int4 are torchao's weight-only ones, nf4 is that of bitsandbytes (QLoRA, Dettmers et al. 2023).
+    int8 and int4 are torchao's weight-only ones, nf4 is that of bitsandbytes (QLoRA, Dettmers et al. 2023), without the
+    layers whose stored dtype the model computes in (T5's `wo`).
     Raises UserError where the library is missing or has no kernel for this device.
     """
     library = "bitsandbytes" if precision == "nf4" else "torchao"
     try:
         _with_bitsandbytes(model) if precision == "nf4" else _with_torchao(model, precision)
-    except ModuleNotFoundError:
-        raise UserError(f"{precision}: needs {library}: pip install {library}") from None
+    except ModuleNotFoundError as error:
+        missing = (error.name or library).partition(".")[0]
+        raise UserError(f"{precision}: needs {missing}: pip install {missing}") from None
     except (ImportError, RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
         where = next(model.parameters()).device.type
         what = f"{precision}: {library} cannot do it on this {where} ({first_line(error)})"
         raise UserError(f"{what}; try int8") from error
-    left = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and not is_packed(part.weight)]
+    kept = _kept_whole(model) if precision == "nf4" else set()
+    left = [
+        name for name, part in model.named_modules()
+        if isinstance(part, nn.Linear) and not is_packed(part.weight) and name.rpartition(".")[2] not in kept
+    ]  # fmt: skip
     if left:
         raise UserError(
             f"{precision}: {library} leaves {left[0]} as it is (its width does not fit its groups); try int8"
@@ -87,9 +94,10 @@ def _with_torchao(model: Any, precision: Precision) -> None:
 def _with_bitsandbytes(model: Any) -> None:
     from bitsandbytes.nn import Linear4bit, Params4bit
 
+    kept = _kept_whole(model)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear):
+            if isinstance(child, nn.Linear) and name not in kept:
                 weight = child.weight.detach()
                 packed = Linear4bit(
                     child.in_features, child.out_features, bias=False, compute_dtype=weight.dtype, quant_type="nf4",
@@ -99,6 +107,11 @@ def _with_bitsandbytes(model: Any) -> None:
                 packed.bias = child.bias
                 packed.support_avx512bf16_for_cpu = False  # else its first forward rounds the scales again
                 setattr(module, name, packed)
+
+
+def _kept_whole(model: Any) -> set[str]:
+    """Names of layers that transformers never packs for this model: it casts what goes in to their stored dtype."""
+    return set(getattr(transformers_model(model), "_keep_in_fp32_modules", None) or ())
 
 
 def _plain(linear: nn.Linear) -> nn.Linear:

@@ -18,7 +18,8 @@ def cut_encoder_decoder(
     target: EncoderDecoder, layers: Sequence[int], encoder_layers: Sequence[int]
 ) -> EncoderDecoder:  # fmt: skip
     """The chosen layers of the target's decoder and encoder (none named: all of it), with its embeddings, norms and
-    head, all copied, in float32. The encoder is read once for an answer, so a whole one costs a draft little.
+    head, all copied, in float32, without dropout. The encoder is read once for an answer, so a whole one costs a draft
+    little.
 
     Raises UserError for a layer that the target does not have or that is named twice.
     """
@@ -29,7 +30,7 @@ def cut_encoder_decoder(
         "encoder": _chosen(encoder_layers or range(depths["encoder"]), depths["encoder"], "draft.encoder_layers"),
     }
     config.num_decoder_layers, config.num_layers = len(chosen["decoder"]), len(chosen["encoder"])
-    config.dtype = torch.float32
+    config.dtype, config.dropout_rate = torch.float32, 0.0
     weights = {name: weight for name, weight in source.items() if ".block." not in name}
     for stack, kept in chosen.items():
         for new, old in enumerate(kept):
@@ -49,15 +50,15 @@ def cut_encoder_decoder(
 
 
 def scratch_encoder_decoder(target: EncoderDecoder, depth: int, width: int, seed: int) -> EncoderDecoder:
-    """A model of the target's architecture with `depth` layers of `width` in encoder and decoder, random weights that
-    only `seed` decides. Raises UserError for a width that holds no whole number of the target's heads."""
+    """A model of the target's architecture with `depth` layers of `width` in encoder and decoder, without dropout,
+    random weights that only `seed` decides. Raises UserError for a width that holds no whole number of its heads."""
     config = copy.deepcopy(target.config)
     if width % config.d_kv:
         raise UserError(f"draft.width {width}: expected a multiple of {config.d_kv}, the size of the target's heads")
     config.d_ff = config.d_ff * width // config.d_model
     config.d_model, config.num_heads = width, width // config.d_kv
     config.num_layers = config.num_decoder_layers = depth
-    config.dtype = torch.float32
+    config.dtype, config.dropout_rate = torch.float32, 0.0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         draft: Any = type(target.model)(config).float()

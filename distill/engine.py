@@ -11,6 +11,7 @@ from torch import Tensor
 
 from configs.errors import UserError
 from decode.laws import Law
+from decode.models import Loaded
 from distill.logit_cache import Signal
 from distill.rows import Row
 
@@ -30,6 +31,11 @@ class Engine:
     def rows_at_once(self) -> int:
         """Rows to hand over at a time, so that the slowest of them keeps few others waiting."""
         return 4 * self.concurrency
+
+    def check_target(self, target: Loaded) -> None:
+        """Raises UserError for a target that servers do not serve as one text."""
+        if target.model.config.is_encoder_decoder:
+            raise UserError(f"--endpoint: {target.name} is an encoder–decoder model; leave it out, to run it here")
 
     def answer(
         self, prompts: Sequence[Sequence[int]], law: Law, max_new_tokens: int, seed: int, numbers: Sequence[int]

@@ -199,10 +199,12 @@ def cache_identity(settings: JobSettings, target: Loaded) -> dict[str, Any]:
 
 
 def read_data(settings: JobSettings, target: Loaded) -> list[Row]:
-    """The rows of the settings' answers, with what was skipped or dropped told on stderr."""
+    """The rows of the settings' answers, with what was skipped or dropped told on stderr. Raises UserError."""
     check_answers(settings.data.answers, target, settings.data.law)
     max_tokens = min(settings.data.max_tokens, target.context_tokens)
     data = settings.data
+    if data.text and target.model.config.is_encoder_decoder:
+        raise UserError("data.text: plain text is no source and no answer; an encoder–decoder target needs prompts")
     reading = Reading(
         max_tokens, data.mask == "last", data.template_arguments, data.text, data.drop, data.overflow == "drop"
     )

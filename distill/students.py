@@ -31,8 +31,11 @@ class LMStudent(nn.Module):
 
     @property
     def layers(self) -> nn.ModuleList:
-        found: nn.ModuleList = getattr(self.model.get_decoder(), "layers", nn.ModuleList())  # some name them otherwise
-        return found
+        for model in (self.model.get_decoder(), self.model):
+            if hasattr(model, "layers"):
+                found: nn.ModuleList = model.layers
+                return found
+        return nn.ModuleList()  # some name them otherwise
 
     def forward(self, ids: Tensor, predicts: Tensor, positions: Tensor | None = None) -> Unrolled:
         """ids, predicts, positions [B, T], as in distill.batches.Batch."""

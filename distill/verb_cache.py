@@ -42,6 +42,7 @@ def cache(
     if endpoint:
         target = with_template(describe_model(settings.target), settings.data)
         engine = Engine(endpoint, served_model or settings.target)
+        engine.check_target(target)
         rows, score, at_once = read_data(settings, target), engine.score, engine.rows_at_once
     else:
         target = with_template(load_model(settings.target, settings.teacher_dtype, device), settings.data)

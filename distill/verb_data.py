@@ -58,5 +58,7 @@ def data(
         return
     engine = Engine(endpoint, served_model or settings.target, concurrency or 16) if endpoint else None
     loaded = describe_model(settings.target) if engine else load_model(settings.target, dtype, device)
+    if engine:
+        engine.check_target(loaded)
     count = write_answers(with_template(loaded, settings.data), settings.data, settings.seed, engine)
     print(f"{settings.data.answers}: {count} answers")

@@ -89,7 +89,7 @@ def make_t5_tokenizer() -> PreTrainedTokenizerFast:
 def tiny_t5(tmp_path_factory) -> Path:
     """A random encoder–decoder target of three decoder layers, with rows of vocabulary that no token has."""
     folder = tmp_path_factory.mktemp("models") / "t5"
-    make_t5(320, layers=3, seed=0, dropout_rate=0.0, **FLAN).save_pretrained(folder)
+    make_t5(320, layers=3, seed=0, **FLAN).save_pretrained(folder)
     make_t5_tokenizer().save_pretrained(folder)
     return folder
 

@@ -7,14 +7,16 @@ import pytest
 import torch
 from conftest import FLAN, make_llama, make_t5, make_t5_tokenizer
 from enumeration import exact_law, largest_difference
-from transformers import BartConfig, BartForConditionalGeneration
+from transformers import BartConfig, BartForConditionalGeneration, T5Tokenizer
 
 import decode
 from configs.errors import UserError
 from decode.answer import prompt_ids
+from decode.chat import render_chat, render_prompt
 from decode.compiled import Compiled
 from decode.drafts.lm import LMDraft
 from decode.drafts.lookup import LookupDraft
+from decode.draws import SeededDraws
 from decode.encoder_decoder import EncoderDecoder
 from decode.generation import Settings, generate_ids
 from decode.hf import hf_generate
@@ -158,10 +160,15 @@ def test_transformers_generate_under_a_law_with_penalties_is_plain_decoding_unde
 
 
 def test_a_lookup_draft_finds_what_the_answer_takes_from_the_source(target):
-    draft = LookupDraft(int(target.model.config.vocab_size))
+    draft, proposed = LookupDraft(int(target.model.config.vocab_size)), 0
     for prompt in PROMPTS:
         plain, drafted = (decode.generate(target, one, prompt, max_new_tokens=40) for one in (None, draft))
         assert drafted.token_ids == plain.token_ids
+        proposed += drafted.totals.drafted
+    assert proposed > 0
+    text = torch.tensor([[40, 41, 42, 43, 1, 50, 40, 41]])
+    found = draft.propose(draft.start(text), 2, Law(0.0), SeededDraws(0))
+    assert found.tokens.tolist() == [[42, 43]]
 
 
 def test_an_end_token_that_a_prompt_quotes_is_text(target):
@@ -169,6 +176,27 @@ def test_an_end_token_that_a_prompt_quotes_is_text(target):
     assert ids.count(1) == 1
     assert ids[-1] == 1
     assert target.tokenizer.decode(ids[:-1]) == "What does </s> mean?"
+
+
+def test_with_the_tokenizer_of_t5_too_whose_model_knows_the_mark(target):
+    pieces = ["<pad>", "</s>", "<unk>", "▁", "▁the", "▁warm", "▁tea", "<", "/", "s", ">", "▁<"]
+    tokenizer = T5Tokenizer(vocab=[(piece, -float(i)) for i, piece in enumerate(pieces)])
+    target = replace(target, tokenizer=tokenizer)
+    assert prompt_ids(target, "the warm tea") == [4, 5, 6, 1]
+    ids = prompt_ids(target, "the </s> warm tea <extra_id_0>")
+    assert ids.count(1) == 1
+    assert ids[-1] == 1
+    assert ids[-2] == tokenizer.convert_tokens_to_ids("<extra_id_0>")
+    assert tokenizer.decode(ids[:-2]).replace(" ", "") == "the</s>warmtea"
+
+
+def test_tools_and_template_arguments_are_refused_without_a_template(target):
+    called = [{"role": "user", "content": "tea"}, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]
+    for messages in (called, [*called, {"role": "user", "content": "tea"}]):
+        with pytest.raises(UserError, match="tool calls"):
+            (render_chat if len(messages) == 2 else render_prompt)(target.tokenizer, messages)
+    with pytest.raises(UserError, match="enable_thinking: no effect"):
+        decode.generate(replace(target, template_arguments={"enable_thinking": False}), None, "tea")
 
 
 def test_a_source_without_its_end_is_refused(target):
@@ -185,6 +213,13 @@ def test_a_causal_draft_of_an_encoder_decoder_target_is_refused(target, tiny_t5,
         decode.load_draft(target, str(tmp_path))
     with pytest.raises(UserError, match="only the draft is an encoder–decoder"):
         check_pair(load_model(str(tmp_path)), replace(target, name="draft"))
+
+
+def test_a_draft_that_ends_its_source_with_another_id_is_refused(target):
+    other = copy.deepcopy(target.model)
+    other.model.config.eos_token_id = 2
+    with pytest.raises(UserError, match=r"ends a source with id 2, target .* with 1"):
+        check_pair(target, replace(target, model=other, name="draft"))
 
 
 def test_other_families_batches_and_compiling_are_refused_by_name(target, tmp_path):

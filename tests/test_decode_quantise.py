@@ -17,8 +17,7 @@ from decode.models import load_model
 from decode.options import DecodeOptions
 from decode.quantise import in_float32, is_packed, numbers, quantise, quantised, stored_bytes
 
-for library in ("torchao", "bitsandbytes"):
-    pytest.importorskip(library)
+LIBRARIES = {"int8": "torchao", "nf4": "bitsandbytes"}
 IDS = torch.arange(3, 40).unsqueeze(0)
 
 
@@ -29,12 +28,14 @@ def plain():
 
 @pytest.fixture(scope="module", params=["int8", "nf4"])
 def packed(plain, request):
+    pytest.importorskip(LIBRARIES[request.param])
     model = copy.deepcopy(plain)
     quantise(model, request.param)
     return model
 
 
 def test_linear_weights_are_int8_with_one_scale_a_row_and_embeddings_stay(plain):
+    pytest.importorskip("torchao")
     model = copy.deepcopy(plain)
     quantise(model, "int8")
     weight = plain.model.layers[0].mlp.up_proj.weight.float()
@@ -49,6 +50,7 @@ def test_linear_weights_are_int8_with_one_scale_a_row_and_embeddings_stay(plain)
 
 def test_linear_weights_are_nf4_with_one_scale_for_64_and_embeddings_stay(plain):
     """Of 16 values for each scale, the nearest; no two of them lie further apart than 0.31 of the largest weight."""
+    pytest.importorskip("bitsandbytes")
     model = copy.deepcopy(plain)
     quantise(model, "nf4")
     weight = plain.model.layers[0].mlp.up_proj.weight.float()
@@ -77,6 +79,16 @@ def test_a_copy_in_float32_computes_what_the_quantised_model_does(packed):
     assert is_packed(packed.lm_head.weight), "the model itself is as it was"
 
 
+@pytest.mark.parametrize("precision", LIBRARIES)
+def test_a_quantised_encoder_decoder_model_computes_what_its_copy_in_float32_does(tiny_t5, precision):
+    """T5's feed-forward layers cast what goes in to the stored dtype of one of their weights."""
+    pytest.importorskip(LIBRARIES[precision])
+    model = quantised(load_model(str(tiny_t5), "float32"), precision).model
+    text = torch.tensor([[20, 21, 22, 1, 30, 31, 32, 33]])
+    found, expected = (one(input_ids=text).logits for one in (model, in_float32(model)))
+    torch.testing.assert_close(found, expected, atol=1e-2 * float(expected.std()), rtol=1e-2)
+
+
 def test_speculation_equals_plain_decoding_of_the_quantised_target_in_float32(plain, packed):
     target, settings = in_float32(packed), Settings(Law(0.0), 40, 3)
     other = plain.float()
@@ -87,6 +99,7 @@ def test_speculation_equals_plain_decoding_of_the_quantised_target_in_float32(pl
 
 @pytest.mark.parametrize("precision", ["int8", "nf4"])
 def test_a_quantised_draft_still_drafts_for_a_quantised_target(tiny_target, tiny_draft, precision):
+    pytest.importorskip(LIBRARIES[precision])
     target = load_model(str(tiny_target), "bfloat16")
     draft = load_draft(target, str(tiny_draft), "bfloat16")
     asked = DecodeOptions(quantize_target=precision, quantize_draft=precision, temperature=0, max_new_tokens=24)
@@ -121,18 +134,20 @@ def test_python_calls_are_told_to_quantise_the_models_themselves(tiny_target):
         generate(load_model(str(tiny_target)), None, "tea", quantize_target="int8")
 
 
+@pytest.mark.parametrize("precision", LIBRARIES)
 def test_a_report_measures_against_the_quantised_target_and_stays_out_of_the_draft(
-    tiny_target, tiny_draft, short_suite, tmp_path
+    tiny_target, tiny_draft, short_suite, tmp_path, precision
 ):  # fmt: skip
+    pytest.importorskip(LIBRARIES[precision])
     from measurements import settings_for
 
     from eval.measure import measure
 
     tiny_draft = shutil.copytree(tiny_draft, tmp_path / "draft")
-    asked = settings_for(tiny_target, tiny_draft, suite=short_suite, quantize_target="int8", lookup_prompts=0)
-    report = measure(asked, tmp_path / "int8")
+    asked = settings_for(tiny_target, tiny_draft, suite=short_suite, quantize_target=precision, lookup_prompts=0)
+    report = measure(asked, tmp_path / precision)
     assert report.verdict.lossless
-    assert report.settings["target_revision"].endswith("+int8")
+    assert report.settings["target_revision"].endswith(f"+{precision}")
     assert not (tiny_draft / "report.json").exists()
     plainly = measure(settings_for(tiny_target, tiny_draft, suite=short_suite, lookup_prompts=0), tmp_path / "plain")
     assert report.footprint.target_gib < plainly.footprint.target_gib

@@ -13,10 +13,11 @@ from transformers import AutoModelForSeq2SeqLM
 import decode
 from configs.errors import UserError
 from decode.answer import prompt_ids
-from decode.models import load_model
+from decode.models import describe_model, load_model
 from distill.answers import DataSettings, write_answers
 from distill.batches import collate
 from distill.build_encoder_decoder import cut_encoder_decoder, scratch_encoder_decoder
+from distill.engine import Engine
 from distill.objectives import forward_kl, objective
 from distill.rows import Reading, Row, read_rows
 from distill.shape import DraftSettings, make_draft
@@ -62,6 +63,7 @@ def t5_job(tiny_t5, t5_answers):
 def test_all_layers_make_the_target_again_and_some_are_copied_in_their_order(target):
     whole = cut_encoder_decoder(target.model, (0, 1, 2), ()).eval()
     torch.testing.assert_close(whole(input_ids=TEXT).logits, target.model(input_ids=TEXT).logits, atol=1e-3, rtol=1e-4)
+    assert (target.model.config.dropout_rate, whole.config.dropout_rate) == (0.1, 0.0)
     draft = cut_encoder_decoder(target.model, (-1, 0), (1,))
     assert (draft.config.num_decoder_layers, draft.config.num_layers) == (2, 1)
     source = target.model.model.state_dict()
@@ -115,7 +117,7 @@ def test_a_chat_of_several_turns_needs_a_template(target, tmp_path):
     path = tmp_path / "rows.jsonl"
     turns = [{"role": role, "content": "tea"} for role in ("user", "assistant") * 2]
     path.write_text(json.dumps({"messages": turns}) + "\n")
-    with pytest.raises(UserError, match=r"rows\.jsonl:1: .*no chat template.*one prompt and one completion"):
+    with pytest.raises(UserError, match=r"rows\.jsonl:1: .*no chat template.*one prompt and, last, one completion"):
         read_rows(path, target.tokenizer, Reading(64))
 
 
@@ -147,9 +149,17 @@ def test_the_loss_and_its_gradients_are_those_of_plain_pytorch(target):
     assert forward_kl(p, p).abs().max() == 0
 
 
-def test_packed_rows_are_refused(t5_job, tmp_path):
-    with pytest.raises(UserError, match=r"leave data\.pack out"):
-        run_here(t5_job(tmp_path / "run", "data.pack=true"))
+@pytest.mark.parametrize(
+    ("option", "said"), [("data.pack=true", r"leave data\.pack out"), ("data.text=true", "no source")]
+)
+def test_packed_rows_and_plain_text_are_refused(t5_job, tmp_path, option, said):
+    with pytest.raises(UserError, match=said):
+        run_here(t5_job(tmp_path / "run", option))
+
+
+def test_a_server_is_not_asked_to_answer_for_it(tiny_t5):
+    with pytest.raises(UserError, match=r"--endpoint: .* encoder–decoder"):
+        Engine("http://127.0.0.1:9", "t5").check_target(describe_model(str(tiny_t5)))
 
 
 def test_a_run_learns_and_ends_in_a_folder_that_transformers_drafts_with(target, t5_job, tmp_path):

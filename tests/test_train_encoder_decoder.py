@@ -14,6 +14,7 @@ from distill.build_encoder_decoder import cut_encoder_decoder
 from train.publish.card import card
 from train.publish.doctor import examine
 from train.publish.export import export
+from train.publish.merge import merge
 
 TEXT = torch.tensor([[20, 21, 22, 1, 30, 31, 32, 33]])
 
@@ -52,6 +53,18 @@ def test_it_is_exported_to_transformers_alone_with_the_code_that_drafts(draft, t
             export(str(draft), tmp_path / engine, engine, str(tiny_t5))
 
 
+def test_an_encoder_with_fewer_layers_than_the_decoder_is_refused_and_found(tiny_t5, tmp_path):
+    """transformers' own generate fails on it; ours does not."""
+    target = load_model(str(tiny_t5))
+    save_draft(cut_encoder_decoder(target.model, (0, 1), (0,)), target, "lm", {}, tmp_path / "draft")
+    with pytest.raises(IndexError):
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "draft").generate(TEXT[:, :4], max_new_tokens=4)
+    with pytest.raises(UserError, match=r"decoder has 2 layers and its encoder 1.*encoder_layers"):
+        export(str(tmp_path / "draft"), tmp_path / "out", "transformers", str(tiny_t5))
+    (fault,) = examine(str(tmp_path / "draft"), str(tiny_t5))
+    assert "the encoder has 1 layers" in fault.what
+
+
 def test_the_doctor_finds_nothing_in_a_healthy_folder_and_its_export(draft, tiny_t5, tmp_path):
     assert examine(str(draft), str(tiny_t5)) == []
     export(str(draft), tmp_path / "out", "transformers", str(tiny_t5))
@@ -76,4 +89,7 @@ def test_an_adapter_of_such_a_model_is_merged_into_it(tiny_t5, tmp_path):
     adapted.eval()
     expected = adapted(input_ids=TEXT[:, :4], decoder_input_ids=torch.tensor([[0, 30, 31, 32, 33]])).logits
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
+    merge(str(tmp_path), tmp_path / "whole")
+    merged = load_model(str(tmp_path / "whole"), "float32").model(input_ids=TEXT).logits[:, 3:]
+    torch.testing.assert_close(merged, found, atol=1e-3, rtol=1e-4)
     assert not torch.allclose(found, load_model(str(tiny_t5)).model(input_ids=TEXT).logits[:, 3:], atol=1e-2)

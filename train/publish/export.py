@@ -72,6 +72,11 @@ def export(draft: str, out: Path, engine: str, target: str | None = None) -> Exp
             f"{draft}: {engine} serves no encoder–decoder models of this family; export it to transformers, whose "
             "assisted generation takes it"
         )
+    if config.is_encoder_decoder and config.num_layers < config.num_decoder_layers:
+        raise UserError(
+            f"{draft}: its decoder has {config.num_decoder_layers} layers and its encoder {config.num_layers}; "
+            "transformers' generate fails on such a model: train one with more of draft.encoder_layers"
+        )
     served, notes = _target(target, block)
     name = target or str(block.get("target") or "TARGET")
     gamma = block.get("recommended_num_draft_tokens")

@@ -11,6 +11,7 @@ from decode.adapters import adapter_base
 from decode.drafts.eagle3_model import LlamaForCausalLMEagle3
 from decode.drafts.head import is_feature_draft
 from decode.drafts.kinds import with_weights
+from decode.encoder_decoder import transformers_model
 from decode.models import load_model, load_tokenizer, read_model_config
 from decode.reference import parse_reference
 
@@ -38,6 +39,6 @@ def merge(adapter: str, out: Path) -> Path:
 
 def _merged(adapter: str, config: Any) -> Any:
     if not is_feature_draft(config):
-        return load_model(adapter, device="cpu").model
+        return transformers_model(load_model(adapter, device="cpu").model)
     dtype = config.dtype or torch.float32
     return with_weights(LlamaForCausalLMEagle3(config), adapter, dtype).to(dtype)

@@ -34,6 +34,13 @@ def plain_checks(folder: DraftFolder) -> Iterator[Finding]:
             "Weights and config are of two different drafts", RETRAIN,
         )  # fmt: skip
         return
+    encoder, decoder = config.get("num_layers"), config.get("num_decoder_layers")
+    if isinstance(encoder, int) and isinstance(decoder, int) and encoder < decoder:
+        yield Finding(
+            f"the encoder has {encoder} layers and the decoder {decoder}",
+            "transformers' generate makes a cache for as many layers as the encoder has, and fails",
+            "train a draft with more of draft.encoder_layers",
+        )  # fmt: skip
     if config.get(SIZE):
         yield from _trimmed(folder)
     else:
