@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from configs.errors import UserError
 from decode.adapters import adapter_base, merge_adapter
+from decode.attention import use_grouped_attention
 from decode.drafts.feature_config import speculators_config
 from decode.drafts.head import SIZE, is_feature_draft, load_trimmed
 from decode.encoder_decoder import EncoderDecoder, complete_config, transformers_model
@@ -107,6 +108,8 @@ def load_model(text: str, dtype: str = "auto", device: str = "auto") -> Loaded:
     if reference.gguf:
         _forget_quantization(transformers_model(model))
     model = model.to(named_device(device)).eval().requires_grad_(False)
+    if not config.is_encoder_decoder:
+        use_grouped_attention(model)
     stored_dtype = config.dtype or torch.float32
     return Loaded(model, load_tokenizer(text), text, weights_revision(reference, config), stored_dtype)
 

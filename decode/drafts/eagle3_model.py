@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
+from decode.attention import grouped_attention
 from decode.drafts.feature_config import TAPS
 from decode.drafts.head import SIZE
 
@@ -155,7 +156,7 @@ class Eagle3Attention(nn.Module):
         keys, _ = apply_rotary_pos_emb(keys, keys[:, :0], cos, sin)
         if past is not None:
             keys, values = torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
-        attended = nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+        attended = grouped_attention(queries, keys, values, mask)
         return self.o_proj(attended.transpose(1, 2).reshape(B, T - first, -1)), (keys, values)
 
 
