@@ -199,11 +199,17 @@ def test_answer_ids_that_are_null_are_no_answer_ids(tokenizer, tmp_path):
     assert first == second
 
 
-def test_a_tokenizer_without_a_template_is_refused_in_one_line(tokenizer, tmp_path):
+def test_without_a_template_a_row_is_one_prompt_and_its_completion(tokenizer, tmp_path):
     bare = copy.deepcopy(tokenizer)
     bare.chat_template = None
-    with pytest.raises(UserError, match=r"a\.jsonl:1: the chat template refuses the messages"):
+    with pytest.raises(
+        UserError, match=r"a\.jsonl:1: this model has no chat template.*user, assistant, user, assistant"
+    ):
         read_rows(write(tmp_path / "a.jsonl", {"messages": CHAT}), bare, Reading(100))
+    (row,) = read_rows(write(tmp_path / "b.jsonl", {"prompt": "warm tea", "completion": " again"}), bare, Reading(100))
+    answer = [token for token, mark in zip(row.ids, row.is_answer, strict=True) if mark]
+    assert bare.decode(row.ids[: -len(answer)]) == "warm tea"
+    assert bare.decode(answer) == " again<|im_end|>"
 
 
 def test_plain_text_is_learned_from_whole_when_asked_for(tokenizer, tmp_path):
