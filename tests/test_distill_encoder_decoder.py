@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from conftest import make_t5_tokenizer
-from jobs import losses, run_here
+from jobs import losses, run, run_here
 from measurements import settings_for
 from torch.nn import functional as F
 from transformers import AutoModelForSeq2SeqLM
@@ -176,6 +176,15 @@ def test_a_run_learns_and_ends_in_a_folder_that_transformers_drafts_with(target,
     how = {"max_new_tokens": 24, "do_sample": False}
     model = target.model.model
     assert torch.equal(model.generate(source, assistant_model=assistant, **how), model.generate(source, **how))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch", ["2 x DDP", "2 x ZeRO-3"])
+def test_two_processes_give_the_losses_of_one(t5_job, tmp_path, launch):
+    run_here(t5_job(tmp_path / "one", "train.steps=4"))
+    done = run(t5_job(tmp_path / "two", "train.steps=4"), launch)
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
 
 @pytest.mark.parametrize("more", ["on_policy.by=draft", "on_policy.by=pair"])
