@@ -129,13 +129,14 @@ def _plain_ids(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]
     """Where an end token follows the text, one that the text quotes is text: it must not end it."""
     encoded = _with_specials(tokenizer, add_special_tokens)
     ids, end, mark = encoded(text), tokenizer.eos_token_id, str(tokenizer.eos_token)
-    added = encoded("").count(end)
+    specials = encoded("")
+    added = specials.count(end)
     if end is None or (add_special_tokens and not added) or ids.count(end) == added:
         return ids
     body = _with_specials(tokenizer, False)
     # In two pieces it is not the token, whatever the tokenizer's model makes of the whole.
-    pieces = text.replace(mark, f"{mark[:1]}\0{mark[1:]}").split("\0")
-    ids = [token for piece in pieces for token in body(piece)] + encoded("")
+    pieces = re.split(f"(?<={re.escape(mark[:1])})(?={re.escape(mark[1:])})", text)
+    ids = [*specials[:-1], *(token for piece in pieces for token in body(piece)), *specials[-1:]]
     if ids.count(end) != added:
         raise UserError(f"a text that quotes the end token {mark!r}, which this tokenizer cannot tell from the token")
     return ids
