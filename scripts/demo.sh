@@ -12,4 +12,4 @@ echo "3/4  a feature draft learns from them"
 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
     -m distill --config configs/demo.yaml
 echo "4/4  what is it worth?"
-draftsmith eval --target models/smollm2-135m-instruct --draft runs/demo/draft --num-draft-tokens 2 --out runs/demo
+draftsmith eval --target models/smollm2-135m-instruct --draft runs/demo/draft --num-draft-tokens 1 --out runs/demo
