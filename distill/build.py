@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,7 @@ def build_lm_draft(target: Any, layers: tuple[int, ...]) -> Any:
         raise UserError(
             f"a draft cannot be cut out of a {target.config.model_type} model: it names its layers otherwise"
         )
-    depth = target.config.num_hidden_layers
-    chosen = [layer % depth if -depth <= layer < depth else None for layer in layers]
-    if None in chosen or len(set(chosen)) < len(chosen):
-        raise UserError(f"draft.layers {list(layers)}: expected different layers out of {-depth}..{depth - 1}")
+    chosen = chosen_layers(layers, target.config.num_hidden_layers, "draft.layers")
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = len(chosen)
     if getattr(config, "layer_types", None):
@@ -50,6 +48,14 @@ def build_lm_draft(target: Any, layers: tuple[int, ...]) -> Any:
     draft.load_state_dict(weights)
     draft.generation_config = copy.deepcopy(target.generation_config)
     return draft.float()
+
+
+def chosen_layers(layers: Sequence[int], depth: int, name: str) -> list[int]:
+    """Places of the named layers, -1 the last. Raises UserError for one that is not there or is named twice."""
+    found = [layer % depth for layer in layers if -depth <= layer < depth]
+    if len(found) < len(layers) or len(set(found)) < len(found):
+        raise UserError(f"{name} {list(layers)}: expected different layers out of {-depth}..{depth - 1}")
+    return found
 
 
 def scratch_lm_draft(target: Any, depth: int, width: int, seed: int) -> Any:

@@ -9,6 +9,7 @@ from torch import nn
 
 from configs.errors import UserError
 from decode.encoder_decoder import EncoderDecoder
+from distill.build import chosen_layers
 
 # Where only the first layer of a stack has one, it serves all of them.
 BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
@@ -26,8 +27,8 @@ def cut_encoder_decoder(
     source, config = target.model.state_dict(), copy.deepcopy(target.config)
     depths = {"decoder": config.num_decoder_layers, "encoder": config.num_layers}
     chosen = {
-        "decoder": _chosen(layers, depths["decoder"], "draft.layers"),
-        "encoder": _chosen(encoder_layers or range(depths["encoder"]), depths["encoder"], "draft.encoder_layers"),
+        "decoder": chosen_layers(layers, depths["decoder"], "draft.layers"),
+        "encoder": chosen_layers(encoder_layers or range(depths["encoder"]), depths["encoder"], "draft.encoder_layers"),
     }
     config.num_decoder_layers, config.num_layers = len(chosen["decoder"]), len(chosen["encoder"])
     config.dtype, config.dropout_rate = torch.float32, 0.0
@@ -64,10 +65,3 @@ def scratch_encoder_decoder(target: EncoderDecoder, depth: int, width: int, seed
         draft: Any = type(target.model)(config).float()
     draft.generation_config = copy.deepcopy(target.generation_config)
     return EncoderDecoder(draft)
-
-
-def _chosen(layers: Sequence[int], depth: int, name: str) -> list[int]:
-    found = [layer % depth for layer in layers if -depth <= layer < depth]
-    if len(found) < len(layers) or len(set(found)) < len(found):
-        raise UserError(f"{name} {list(layers)}: expected different layers out of {-depth}..{depth - 1}")
-    return found

@@ -35,35 +35,35 @@ def packed(plain, request):
     return model
 
 
-def test_linear_weights_are_int8_with_one_scale_a_row_and_embeddings_stay(plain):
-    pytest.importorskip("torchao")
+def one_layer(plain, precision):
+    """A weight as it was [N, D], packed, and its values in float32; the embeddings stay as they are."""
+    pytest.importorskip(LIBRARIES[precision])
     model = copy.deepcopy(plain)
-    quantise(model, "int8")
-    weight = plain.model.layers[0].mlp.up_proj.weight.float()
-    found = model.model.layers[0].mlp.up_proj.weight
-    assert is_packed(found)
+    quantise(model, precision)
     assert not is_packed(model.model.embed_tokens.weight)
-    step = weight.abs().amax(dim=1, keepdim=True) / 127
-    assert ((found.dequantize().float() - weight).abs() <= step * 0.75 + 4e-3 * weight.abs()).all()
-    assert stored_bytes(found) < 0.6 * stored_bytes(plain.model.layers[0].mlp.up_proj.weight)
+    weight, found, values = (
+        one.model.layers[0].mlp.up_proj.weight for one in (plain, model, in_float32(model))
+    )  # fmt: skip
+    assert is_packed(found)
     assert numbers(found) == weight.numel()
+    return weight, found, values
 
 
-def test_linear_weights_are_nf4_with_one_scale_for_64_and_embeddings_stay(plain):
+def test_linear_weights_are_int8_with_one_scale_a_row(plain):
+    weight, found, values = one_layer(plain, "int8")
+    step = weight.float().abs().amax(dim=1, keepdim=True) / 127
+    assert ((values - weight).abs() <= step * 0.75 + 4e-3 * weight.abs()).all()
+    assert stored_bytes(found) < 0.6 * stored_bytes(weight)
+
+
+def test_linear_weights_are_nf4_with_one_scale_for_64(plain):
     """Of 16 values for each scale, the nearest; no two of them lie further apart than 0.31 of the largest weight."""
-    pytest.importorskip("bitsandbytes")
-    model = copy.deepcopy(plain)
-    quantise(model, "nf4")
-    weight = plain.model.layers[0].mlp.up_proj.weight.float()
-    found = model.model.layers[0].mlp.up_proj.weight
-    assert is_packed(found)
-    assert not is_packed(model.model.embed_tokens.weight)
-    values = in_float32(model).model.layers[0].mlp.up_proj.weight
-    scale = weight.view(-1, 64).abs().amax(1, keepdim=True)
-    assert ((values - weight).view(-1, 64).abs() <= 0.155 * scale + 4e-3 * weight.view(-1, 64).abs()).all()
+    weight, found, values = one_layer(plain, "nf4")
+    blocks = weight.float().view(-1, 64)
+    scale = blocks.abs().amax(1, keepdim=True)
+    assert ((values.view(-1, 64) - blocks).abs() <= 0.155 * scale + 4e-3 * blocks.abs()).all()
     assert len((values.view(-1, 64) / scale).mul(100).round().unique()) <= 3 * 16
-    assert stored_bytes(found) < 0.35 * stored_bytes(plain.model.layers[0].mlp.up_proj.weight)
-    assert numbers(found) == weight.numel()
+    assert stored_bytes(found) < 0.35 * stored_bytes(weight)
 
 
 def test_a_copy_in_float32_computes_what_the_quantised_model_does(packed):
